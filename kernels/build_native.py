@@ -1,0 +1,106 @@
+"""Builds native libraries with whatever C++ compiler is at hand. Planning and launching never import this."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from .artifact import Artifact, ArtifactKind, KernelAbi, cache_dir, content_key, publish
+from .variant import BuildError
+
+# -ffast-math is left out on purpose: linking it into a library makes the loading thread flush denormals.
+FLAGS = (
+    "-std=c++17",
+    "-O3",
+    "-fPIC",
+    "-shared",
+    "-pthread",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-ffp-contract=fast",
+    "-fvisibility=hidden",
+)
+TIME_LIMIT_S = 300.0
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """A C++ compiler as a command, with its version line."""
+
+    command: tuple[str, ...]
+    version: str
+
+
+@cache
+def find_compiler() -> Compiler:
+    """`$CXX`, else g++, clang++ or c++ on the path, else `zig c++` of the PyPI package `ziglang`.
+
+    Raises:
+        BuildError: none of these works; the message says what to install.
+    """
+    for command in _candidates():
+        try:
+            result = subprocess.run([*command, "--version"], capture_output=True, text=True, timeout=120, check=False)
+        except (OSError, subprocess.TimeoutExpired):
+            continue
+        if result.returncode == 0:
+            return Compiler(command, result.stdout.splitlines()[0])
+    chosen = os.environ.get("CXX")
+    problem = f"CXX={chosen} does not run" if chosen else "no C++ compiler found"
+    raise BuildError(
+        f"{problem}: install g++ or clang++ (Debian: apt-get install g++), or `pip install ziglang`, or set CXX"
+    )
+
+
+def _candidates() -> list[tuple[str, ...]]:
+    chosen = os.environ.get("CXX")
+    if chosen:
+        return [tuple(chosen.split())]
+    found: list[tuple[str, ...]] = [(name,) for name in ("g++", "clang++", "c++") if shutil.which(name)]
+    if importlib.util.find_spec("ziglang") is not None:
+        found.append((sys.executable, "-m", "ziglang", "c++"))
+    return found
+
+
+def build_library(
+    source: Path, includes: Sequence[Path], defines: Mapping[str, int], abi: Mapping[str, KernelAbi]
+) -> Artifact:
+    """The shared library of `source` with `defines`, from the cache if its content key is there.
+
+    The key covers source and included files, flags, defines, compiler version and machine.
+
+    Raises:
+        BuildError: no compiler, or it refused; the message carries its last lines.
+    """
+    compiler = find_compiler()
+    flags = (*FLAGS, *(f"-D{name}={value}" for name, value in sorted(defines.items())))
+    target = platform.machine()
+    texts = {path.name: path.read_text() for path in (source, *includes)}
+    key = content_key({"texts": texts, "flags": flags, "compiler": compiler.version, "target": target})
+    path = cache_dir() / "native" / f"{source.stem}-{key}.so"
+    if not path.exists():
+        publish(_compile(compiler, source, flags), path)
+    return Artifact(ArtifactKind.NATIVE, path, key, target, abi, compiler=compiler.version, flags=flags)
+
+
+def _compile(compiler: Compiler, source: Path, flags: Sequence[str]) -> bytes:
+    with tempfile.TemporaryDirectory(prefix="pagedtune-build-") as folder:
+        library = Path(folder) / "library.so"
+        command = [*compiler.command, *flags, str(source), "-o", str(library)]
+        try:
+            result = subprocess.run(command, capture_output=True, text=True, timeout=TIME_LIMIT_S, check=False)
+        except subprocess.TimeoutExpired as error:
+            raise BuildError(f"{source.name}: the compiler took over {TIME_LIMIT_S:.0f} s: {command}") from error
+        if result.returncode:
+            tail = "\n".join(result.stderr.splitlines()[-20:])
+            raise BuildError(f"{source.name} does not compile with {compiler.version}:\n{tail}")
+        return library.read_bytes()

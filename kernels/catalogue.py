@@ -1,0 +1,29 @@
+"""The variants that are part of the project, in the order in which they are listed."""
+
+from __future__ import annotations
+
+import difflib
+
+from .device import DeviceKind
+from .eager import Eager
+from .variant import Op, Variant
+
+VARIANTS: tuple[Variant, ...] = (Eager(),)
+
+
+def variants_for(kind: DeviceKind, op: Op = Op.ATTENTION) -> tuple[Variant, ...]:
+    """The variants of an op on a kind of device."""
+    return tuple(v for v in VARIANTS if v.device_kind is kind and v.op is op)
+
+
+def find_variant(name: str) -> Variant:
+    """The variant called `name`.
+
+    Raises:
+        ValueError: there is none; the message gives the nearest names.
+    """
+    by_name = {v.name: v for v in VARIANTS}
+    if name in by_name:
+        return by_name[name]
+    near = difflib.get_close_matches(name, by_name, n=3, cutoff=0.4) or list(by_name)
+    raise ValueError(f"unknown variant {name!r}: did you mean {', '.join(near)}? `pagedtune variants` lists all")

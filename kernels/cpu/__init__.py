@@ -1,0 +1,1 @@
+"""C++ sources of the CPU kernels (package data): `pagedtune_cpu.h` documents their binary interface."""

@@ -1,0 +1,136 @@
+"""Runs launch plans on the CPU: kernels of a native library, and host calls.
+
+A native kernel is `int32_t entry(const PagedtuneLaunch*, void* const* params)`: like `cuLaunchKernel`, `params[i]`
+points at the value of argument i, and one call runs the whole grid.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from .artifact import Artifact, KernelAbi
+from .launch import BoundPlan, CallStep, CType, KernelStep, MemsetStep
+
+
+class Launch(ctypes.Structure):
+    """`PagedtuneLaunch` of `kernels/cpu/pagedtune_cpu.h`."""
+
+    _fields_ = (
+        ("grid", ctypes.c_int64 * 3),
+        ("num_threads", ctypes.c_int32),
+        ("reserved", ctypes.c_int32),
+    )
+
+
+class LaunchError(RuntimeError):
+    """A native kernel refused a launch; the message is the library's own."""
+
+
+@cache
+def load_library(path: Path) -> ctypes.CDLL:
+    """The library at `path`, loaded once per process.
+
+    Raises:
+        LaunchError: it does not load on this machine; the message is the loader's.
+    """
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise LaunchError(f"{path} does not load: {error}") from error
+
+
+class NativeExecutor:
+    """Runs plans whose kernels lie in native `artifacts`, and plans of host calls (with no artifact)."""
+
+    def __init__(self, artifacts: Sequence[Artifact] = ()) -> None:
+        self._entries = {
+            entry: (load_library(artifact.path), abi) for artifact in artifacts for entry, abi in artifact.abi.items()
+        }
+
+    def prepare(self, bound: BoundPlan) -> Callable[[], None]:
+        """See `Executor.prepare`.
+
+        Raises:
+            ValueError: a step names an entry that no artifact has, or its arguments do not fit the binary's ABI.
+        """
+        calls = tuple(self._prepare_step(bound, step) for step in bound.plan.steps)
+        if len(calls) == 1:
+            return calls[0]
+
+        def run() -> None:
+            for call in calls:
+                call()
+
+        return run
+
+    def _prepare_step(self, bound: BoundPlan, step: KernelStep | MemsetStep | CallStep) -> Callable[[], None]:
+        if isinstance(step, CallStep):
+            function, tensors = step.function, bound.tensors
+            return lambda: function(tensors)
+        if isinstance(step, MemsetStep):
+            target = bound.tensors[step.workspace].view(torch.uint8)
+            byte = step.byte
+
+            def fill() -> None:
+                target.fill_(byte)
+
+            return fill
+        return self._prepare_kernel(bound, step)
+
+    def _prepare_kernel(self, bound: BoundPlan, step: KernelStep) -> Callable[[], None]:
+        if step.entry not in self._entries:
+            raise ValueError(f"no artifact has the entry {step.entry!r}; there are {sorted(self._entries) or 'none'}")
+        library, abi = self._entries[step.entry]
+        resolved = [bound.resolve(arg) for arg in step.args]
+        check_abi(step.entry, abi, [ctype for ctype, _ in resolved])
+        values = [_c_value(ctype, value) for ctype, value in resolved]
+        params = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))
+        launch = Launch((ctypes.c_int64 * 3)(*step.grid), step.attributes.num_threads, 0)
+        function = library[step.entry]
+        function.restype, function.argtypes = ctypes.c_int32, (ctypes.c_void_p, ctypes.c_void_p)
+        launch_ptr, params_ptr = ctypes.addressof(launch), ctypes.addressof(params)
+
+        # The default argument keeps alive what the two addresses point into.
+        def run(_keep: object = (values, params, launch, bound)) -> None:
+            code = function(launch_ptr, params_ptr)
+            if code:
+                raise LaunchError(f"{step.entry}: {_describe(library, code)}")
+
+        return run
+
+
+def _c_value(ctype: CType, value: int | float) -> ctypes.c_uint64 | ctypes.c_int64 | ctypes.c_int32 | ctypes.c_float:
+    match ctype:
+        case CType.POINTER:
+            return ctypes.c_uint64(int(value))
+        case CType.I64:
+            return ctypes.c_int64(int(value))
+        case CType.I32:
+            return ctypes.c_int32(int(value))
+        case CType.F32:
+            return ctypes.c_float(value)
+
+
+def check_abi(entry: str, abi: KernelAbi, given: Sequence[CType]) -> None:
+    """Raises ValueError unless the arguments of a step are those that the binary takes."""
+    if tuple(given) != abi.arg_types:
+        wrong = next((i for i, (a, b) in enumerate(zip(given, abi.arg_types, strict=False)) if a != b), None)
+        where = f"argument {wrong}" if wrong is not None else "the number of arguments"
+        raise ValueError(
+            f"{entry}: {where} does not fit the binary: {len(given)} arguments given, {len(abi.arg_types)} expected"
+        )
+
+
+def _describe(library: ctypes.CDLL, code: int) -> str:
+    try:
+        describe = library["pagedtune_error"]
+    except AttributeError:
+        return f"error code {code}"
+    describe.restype, describe.argtypes = ctypes.c_char_p, (ctypes.c_int32,)
+    text = describe(code)
+    return str(text.decode()) if text else f"error code {code}"

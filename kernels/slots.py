@@ -1,0 +1,110 @@
+"""The named tensors of each op: one declaration that is documentation, check and binding at once.
+
+Symbols in the shapes: `num_tokens` query or written tokens, `num_seqs` sequences, `num_seqs_plus_1`,
+`num_blocks` blocks of the pool, `max_blocks` columns of the block table, `num_pairs` block copies.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from .bounds import Bounds
+from .launch import Access, SlotSpec
+from .pool_format import PoolFormat
+from .problem import Problem
+
+
+def attention_slots(problem: Problem, pool_format: PoolFormat) -> dict[str, SlotSpec]:
+    """Slots of `Op.ATTENTION`.
+
+    - `q` [num_tokens, num_q_heads, head_dim], `out` [num_tokens, num_q_heads, head_dim_v]: query dtype; tokens of
+      one sequence are adjacent, sequences in batch order; any token and head stride.
+    - `k_cache`, `v_cache`: pool tensors shaped by the format; any block stride.
+    - `block_table` int32 [num_seqs, max_blocks]: block of each logical block; entries past the end of a sequence
+      may hold anything and must not be followed. Two entries may name one block.
+    - `context_lens` int32 [num_seqs]: tokens of each sequence, its query tokens included.
+    - `query_start_loc` int32 [num_seqs + 1]: first query token of each sequence, and their total.
+    - `lse` fp32 [num_tokens, num_q_heads]: optional output.
+    - `sinks`, `alibi_slopes` fp32 [num_q_heads]; `k_scale`, `v_scale` fp32: present iff problem or format say so.
+    """
+    heads, dim, dim_v = problem.num_q_heads, problem.head_dim, problem.head_dim_v
+    dtype, int32, fp32 = problem.q_dtype.torch, torch.int32, torch.float32
+    slots = {
+        "q": SlotSpec(dtype, ("num_tokens", heads, dim), unit_stride=(2,)),
+        **pool_slots(problem, pool_format, Access.IN),
+        "block_table": SlotSpec(int32, ("num_seqs", "max_blocks"), unit_stride=(1,)),
+        "context_lens": SlotSpec(int32, ("num_seqs",), contiguous=True),
+        "query_start_loc": SlotSpec(int32, ("num_seqs_plus_1",), contiguous=True),
+        "out": SlotSpec(dtype, ("num_tokens", heads, dim_v), Access.OUT, unit_stride=(2,)),
+        "lse": SlotSpec(fp32, ("num_tokens", heads), Access.OUT, unit_stride=(1,), optional=True),
+    }
+    if problem.sinks:
+        slots["sinks"] = SlotSpec(fp32, (heads,), contiguous=True)
+    if problem.alibi:
+        slots["alibi_slopes"] = SlotSpec(fp32, (heads,), contiguous=True)
+    return slots | scale_slots(problem, pool_format)
+
+
+def kv_write_slots(problem: Problem, pool_format: PoolFormat) -> dict[str, SlotSpec]:
+    """Slots of `Op.KV_WRITE`: `k`, `v` [num_tokens, num_kv_heads, head_dim(_v)] in the query dtype go to
+    `slot_mapping` int64 [num_tokens] (block · block_size + slot in block; negative is skipped). A stored value
+    is the value divided by its scale."""
+    dtype, heads = problem.q_dtype.torch, problem.num_kv_heads
+    return {
+        "k": SlotSpec(dtype, ("num_tokens", heads, problem.head_dim), unit_stride=(2,)),
+        "v": SlotSpec(dtype, ("num_tokens", heads, problem.head_dim_v), unit_stride=(2,)),
+        "slot_mapping": SlotSpec(torch.int64, ("num_tokens",), contiguous=True),
+        **pool_slots(problem, pool_format, Access.INOUT),
+        **scale_slots(problem, pool_format),
+    }
+
+
+def copy_blocks_slots(problem: Problem, pool_format: PoolFormat) -> dict[str, SlotSpec]:
+    """Slots of `Op.COPY_BLOCKS`: `block_pairs` int64 [num_pairs, 2] holds (source, destination) blocks. No
+    destination occurs twice or is also a source."""
+    pairs = SlotSpec(torch.int64, ("num_pairs", 2), contiguous=True)
+    return {"block_pairs": pairs, **pool_slots(problem, pool_format, Access.INOUT)}
+
+
+def gather_kv_slots(problem: Problem, pool_format: PoolFormat) -> dict[str, SlotSpec]:
+    """Slots of `Op.GATHER_KV`: the tokens of `context_lens` int32 [num_seqs], found through `block_table`, go to
+    `k_out`, `v_out` [num_tokens, num_kv_heads, head_dim(_v)] in the pool's dtype, sequence by sequence from
+    `out_start` int32 [num_seqs + 1] on. Rows of the outputs past the last sequence stay as they are."""
+    dtype, heads = pool_format.kv_dtype.torch, problem.num_kv_heads
+    return {
+        **pool_slots(problem, pool_format, Access.IN),
+        "block_table": SlotSpec(torch.int32, ("num_seqs", "max_blocks"), unit_stride=(1,)),
+        "context_lens": SlotSpec(torch.int32, ("num_seqs",), contiguous=True),
+        "out_start": SlotSpec(torch.int32, ("num_seqs_plus_1",), contiguous=True),
+        "k_out": SlotSpec(dtype, ("num_tokens", heads, problem.head_dim), Access.INOUT, contiguous=True),
+        "v_out": SlotSpec(dtype, ("num_tokens", heads, problem.head_dim_v), Access.INOUT, contiguous=True),
+    }
+
+
+def pool_slots(problem: Problem, pool_format: PoolFormat, access: Access) -> dict[str, SlotSpec]:
+    """`k_cache` and `v_cache`, with any strides but a dense innermost dimension."""
+    specs = {}
+    for name, shape in (
+        ("k_cache", pool_format.k_shape(1, problem)),
+        ("v_cache", pool_format.v_shape(1, problem)),
+    ):
+        dims: tuple[int | str, ...] = ("num_blocks", *shape[1:])
+        specs[name] = SlotSpec(pool_format.kv_dtype.torch, dims, access, unit_stride=(len(dims) - 1,))
+    return specs
+
+
+def scale_slots(problem: Problem, pool_format: PoolFormat) -> dict[str, SlotSpec]:
+    """`k_scale` and `v_scale` fp32, if the format has scales."""
+    shape = pool_format.scale_shape(problem)
+    if shape is None:
+        return {}
+    return {name: SlotSpec(torch.float32, shape, contiguous=True) for name in ("k_scale", "v_scale")}
+
+
+def batch_limits(bounds: Bounds) -> dict[str, int]:
+    """Largest size of each symbol of an attention or gather launch within `bounds`."""
+    return {
+        "num_seqs": bounds.max_num_seqs,
+        "num_seqs_plus_1": bounds.max_num_seqs + 1,
+        "num_tokens": bounds.max_num_tokens,
+    }
