@@ -28,6 +28,7 @@ FLAGS = (
     "-fno-trapping-math",
     "-ffp-contract=fast",
     "-fvisibility=hidden",
+    "-Wno-psabi",
 )
 TIME_LIMIT_S = 300.0
 

@@ -4,11 +4,23 @@ from __future__ import annotations
 
 import difflib
 
+from .cpu_cache import CpuCopyBlocks, CpuGatherKV, CpuKVWrite
+from .cpu_split import CpuSplit
 from .device import DeviceKind
 from .eager import Eager
+from .eager_cache import EagerCopyBlocks, EagerGatherKV, EagerKVWrite
 from .variant import Op, Variant
 
-VARIANTS: tuple[Variant, ...] = (Eager(),)
+VARIANTS: tuple[Variant, ...] = (
+    Eager(),
+    CpuSplit(),
+    EagerKVWrite(),
+    CpuKVWrite(),
+    EagerCopyBlocks(),
+    CpuCopyBlocks(),
+    EagerGatherKV(),
+    CpuGatherKV(),
+)
 
 
 def variants_for(kind: DeviceKind, op: Op = Op.ATTENTION) -> tuple[Variant, ...]:

@@ -13,15 +13,30 @@ from typing import Protocol
 
 import torch
 
+from .slot import Access, SlotSpec, WorkspaceSpec, check_slot, check_workspace
+
+__all__ = [
+    "Access",
+    "Arg",
+    "BoundPlan",
+    "CType",
+    "CallStep",
+    "Executor",
+    "KernelStep",
+    "LaunchAttributes",
+    "LaunchPlan",
+    "MemsetStep",
+    "ScalarArg",
+    "SizeArg",
+    "SlotArg",
+    "SlotSpec",
+    "Step",
+    "StrideArg",
+    "Tensors",
+    "WorkspaceSpec",
+]
+
 Tensors = Mapping[str, torch.Tensor]
-
-
-class Access(StrEnum):
-    """What a plan does to a slot; the gate checks that an `IN` slot is unchanged afterwards."""
-
-    IN = "in"
-    OUT = "out"  # every element is written
-    INOUT = "inout"  # some elements are written, the others stay
 
 
 class CType(StrEnum):
@@ -31,51 +46,6 @@ class CType(StrEnum):
     I64 = "i64"
     I32 = "i32"
     F32 = "f32"
-
-
-@dataclass(frozen=True)
-class SlotSpec:
-    """What a tensor must be to fill a slot.
-
-    Args:
-        dtype: its dtype.
-        shape: one entry per dimension: a size, or a symbol such as `num_tokens`. Equal symbols must have equal
-            sizes in one binding, and at most the size that the plan's `limits` gives for that symbol.
-        access: what the plan does to it.
-        unit_stride: dimensions that must have stride 1 (a dimension of size 1 always passes).
-        contiguous: whether it must be contiguous.
-        align: alignment of its first element, in bytes (0: that of the dtype).
-        optional: whether it may be absent (the kernel then gets a null pointer and zero strides).
-    """
-
-    dtype: torch.dtype
-    shape: tuple[int | str, ...]
-    access: Access = Access.IN
-    unit_stride: tuple[int, ...] = ()
-    contiguous: bool = False
-    align: int = 0
-    optional: bool = False
-
-
-@dataclass(frozen=True)
-class WorkspaceSpec:
-    """Scratch memory that the caller owns and passes to `bind` under its name; contents are undefined before a launch.
-
-    Args:
-        dtype: its dtype.
-        shape: sizes at the plan's bounds.
-        partial_of: for split-K partials, the slot they are merged into (`out` or `lse`), so that the gate can
-            check them; dimensions are then [num_tokens, num_q_heads, num_splits, ...].
-    """
-
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    partial_of: str = ""
-
-    @property
-    def num_bytes(self) -> int:
-        """Size in bytes."""
-        return torch.Size(self.shape).numel() * self.dtype.itemsize
 
 
 @dataclass(frozen=True)
@@ -119,12 +89,12 @@ class LaunchAttributes:
     Args:
         cooperative: all blocks are resident at once (grid barriers allowed).
         programmatic_dependent_launch: may start before the previous kernel has ended.
-        num_threads: for a native library, how many CPU threads share the grid.
+        num_threads: for a native library, how many CPU threads share the grid; 0 is every core this process may use.
     """
 
     cooperative: bool = False
     programmatic_dependent_launch: bool = False
-    num_threads: int = 1
+    num_threads: int = 0
 
 
 @dataclass(frozen=True)
@@ -205,12 +175,12 @@ class LaunchPlan:
         """
         sizes: dict[str, int] = {}
         for name, spec in self.slots.items():
-            _check_slot(name, spec, tensors.get(name), sizes)
+            check_slot(name, spec, tensors.get(name), sizes)
         for symbol, size in sizes.items():
             if symbol in self.limits and size > self.limits[symbol]:
                 raise ValueError(f"{symbol}={size} exceeds the plan's bound of {self.limits[symbol]}: plan anew")
         for name, workspace in self.workspaces.items():
-            _check_workspace(name, workspace, tensors.get(name))
+            check_workspace(name, workspace, tensors.get(name))
         names = [*self.slots, *self.workspaces]
         return BoundPlan(self, {n: tensors[n] for n in names if n in tensors})
 
@@ -240,42 +210,3 @@ class Executor(Protocol):
     def prepare(self, bound: BoundPlan) -> Callable[[], None]:
         """A function that runs the plan once on the bound tensors; it allocates and checks nothing."""
         ...
-
-
-def _check_slot(name: str, spec: SlotSpec, tensor: torch.Tensor | None, sizes: dict[str, int]) -> None:
-    if tensor is None:
-        if not spec.optional:
-            raise ValueError(f"slot {name!r} is not filled: it needs a {spec.dtype} tensor of shape {spec.shape}")
-        return
-    if tensor.dtype != spec.dtype:
-        raise ValueError(f"slot {name!r} has dtype {tensor.dtype}, expected {spec.dtype}")
-    if tensor.dim() != len(spec.shape):
-        raise ValueError(f"slot {name!r} has shape {tuple(tensor.shape)}, expected {spec.shape}")
-    for size, expected in zip(tensor.shape, spec.shape, strict=True):
-        known = sizes.setdefault(expected, size) if isinstance(expected, str) else expected
-        if size != known:
-            raise ValueError(
-                f"slot {name!r} has shape {tuple(tensor.shape)}, expected {spec.shape} with {expected}={known}"
-            )
-    _check_memory(name, spec, tensor)
-
-
-def _check_memory(name: str, spec: SlotSpec, tensor: torch.Tensor) -> None:
-    for dim in spec.unit_stride:
-        if tensor.shape[dim] > 1 and tensor.stride(dim) != 1:
-            raise ValueError(f"slot {name!r} has strides {tensor.stride()}, expected 1 along dimension {dim}")
-    if spec.contiguous and not tensor.is_contiguous():
-        raise ValueError(f"slot {name!r} has strides {tensor.stride()}, expected a contiguous tensor")
-    align = spec.align or spec.dtype.itemsize
-    if tensor.numel() and tensor.data_ptr() % align:
-        raise ValueError(f"slot {name!r} starts at {tensor.data_ptr():#x}, expected an alignment of {align} bytes")
-
-
-def _check_workspace(name: str, spec: WorkspaceSpec, tensor: torch.Tensor | None) -> None:
-    if tensor is None:
-        raise ValueError(f"workspace {name!r} is missing: it needs {spec.shape} of {spec.dtype}")
-    if tensor.dtype != spec.dtype or tuple(tensor.shape) != spec.shape or not tensor.is_contiguous():
-        raise ValueError(
-            f"workspace {name!r} is {tuple(tensor.shape)} of {tensor.dtype}, "
-            f"expected contiguous {spec.shape} of {spec.dtype}"
-        )

@@ -7,6 +7,7 @@ points at the value of argument i, and one call runs the whole grid.
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -25,6 +26,11 @@ class Launch(ctypes.Structure):
         ("num_threads", ctypes.c_int32),
         ("reserved", ctypes.c_int32),
     )
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class LaunchError(RuntimeError):
@@ -90,7 +96,7 @@ class NativeExecutor:
         check_abi(step.entry, abi, [ctype for ctype, _ in resolved])
         values = [_c_value(ctype, value) for ctype, value in resolved]
         params = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))
-        launch = Launch((ctypes.c_int64 * 3)(*step.grid), step.attributes.num_threads, 0)
+        launch = Launch((ctypes.c_int64 * 3)(*step.grid), step.attributes.num_threads or usable_cores(), 0)
         function = library[step.entry]
         function.restype, function.argtypes = ctypes.c_int32, (ctypes.c_void_p, ctypes.c_void_p)
         launch_ptr, params_ptr = ctypes.addressof(launch), ctypes.addressof(params)

@@ -1,6 +1,6 @@
 """The named tensors of each op: one declaration that is documentation, check and binding at once.
 
-Symbols in the shapes: `num_tokens` query or written tokens, `num_seqs` sequences, `num_seqs_plus_1`,
+Symbols in the shapes: `num_tokens` query or written tokens, `num_seqs` sequences,
 `num_blocks` blocks of the pool, `max_blocks` columns of the block table, `num_pairs` block copies.
 """
 
@@ -34,7 +34,7 @@ def attention_slots(problem: Problem, pool_format: PoolFormat) -> dict[str, Slot
         **pool_slots(problem, pool_format, Access.IN),
         "block_table": SlotSpec(int32, ("num_seqs", "max_blocks"), unit_stride=(1,)),
         "context_lens": SlotSpec(int32, ("num_seqs",), contiguous=True),
-        "query_start_loc": SlotSpec(int32, ("num_seqs_plus_1",), contiguous=True),
+        "query_start_loc": SlotSpec(int32, ("num_seqs+1",), contiguous=True),
         "out": SlotSpec(dtype, ("num_tokens", heads, dim_v), Access.OUT, unit_stride=(2,)),
         "lse": SlotSpec(fp32, ("num_tokens", heads), Access.OUT, unit_stride=(1,), optional=True),
     }
@@ -75,7 +75,7 @@ def gather_kv_slots(problem: Problem, pool_format: PoolFormat) -> dict[str, Slot
         **pool_slots(problem, pool_format, Access.IN),
         "block_table": SlotSpec(torch.int32, ("num_seqs", "max_blocks"), unit_stride=(1,)),
         "context_lens": SlotSpec(torch.int32, ("num_seqs",), contiguous=True),
-        "out_start": SlotSpec(torch.int32, ("num_seqs_plus_1",), contiguous=True),
+        "out_start": SlotSpec(torch.int32, ("num_seqs+1",), contiguous=True),
         "k_out": SlotSpec(dtype, ("num_tokens", heads, problem.head_dim), Access.INOUT, contiguous=True),
         "v_out": SlotSpec(dtype, ("num_tokens", heads, problem.head_dim_v), Access.INOUT, contiguous=True),
     }
@@ -105,6 +105,5 @@ def batch_limits(bounds: Bounds) -> dict[str, int]:
     """Largest size of each symbol of an attention or gather launch within `bounds`."""
     return {
         "num_seqs": bounds.max_num_seqs,
-        "num_seqs_plus_1": bounds.max_num_seqs + 1,
         "num_tokens": bounds.max_num_tokens,
     }

@@ -15,6 +15,8 @@
 #include <thread>
 #include <vector>
 
+#include "pagedtune_cpu.h"
+
 namespace pagedtune {
 
 inline void cpu_relax() {
@@ -182,14 +184,15 @@ public:
         pool->stop();
         delete pool;
     }
-    Pool& get() {
+    Pool* get() {
         Pool* pool = pool_.load(std::memory_order_acquire);
         while (pool == nullptr || pool->pid() != getpid()) {
-            Pool* fresh = new Pool();
-            if (pool_.compare_exchange_strong(pool, fresh, std::memory_order_acq_rel)) return *fresh;
+            Pool* fresh = new (std::nothrow) Pool();
+            if (fresh == nullptr) return nullptr;
+            if (pool_.compare_exchange_strong(pool, fresh, std::memory_order_acq_rel)) return fresh;
             delete fresh;
         }
-        return *pool;
+        return pool;
     }
 
 private:
@@ -198,16 +201,19 @@ private:
 
 inline PoolHolder pool_holder;
 
-// Runs items 0..count-1 of `body` on up to num_threads threads.
-inline void parallel(Body body, void* context, int64_t count, int num_threads) {
-    if (count <= 0) return;
+// Runs items 0..count-1 (fewer than 2^31) of `body` on up to num_threads threads.
+inline int32_t parallel(Body body, void* context, int64_t count, int num_threads) {
+    if (count <= 0) return PT_OK;
     if (num_threads <= 1 || count == 1) {
         std::atomic<uint64_t> ticket{0};
         Claims claims(ticket, 0, static_cast<uint32_t>(count), 1);
         body(context, claims);
-        return;
+        return PT_OK;
     }
-    pool_holder.get().run(body, context, static_cast<uint32_t>(count), num_threads);
+    Pool* const pool = pool_holder.get();
+    if (pool == nullptr) return PT_NO_MEMORY;
+    pool->run(body, context, static_cast<uint32_t>(count), num_threads);
+    return PT_OK;
 }
 
 }  // namespace pagedtune
