@@ -20,7 +20,6 @@ from .variant import BuildError
 # -ffast-math is left out on purpose: linking it into a library makes the loading thread flush denormals.
 FLAGS = (
     "-std=c++17",
-    "-O3",
     "-fPIC",
     "-shared",
     "-pthread",
@@ -73,7 +72,11 @@ def _candidates() -> list[tuple[str, ...]]:
 
 
 def build_library(
-    source: Path, includes: Sequence[Path], defines: Mapping[str, int], abi: Mapping[str, KernelAbi]
+    source: Path,
+    includes: Sequence[Path],
+    defines: Mapping[str, int],
+    abi: Mapping[str, KernelAbi],
+    optimise: int = 3,
 ) -> Artifact:
     """The shared library of `source` with `defines`, from the cache if its content key is there.
 
@@ -83,7 +86,7 @@ def build_library(
         BuildError: no compiler, or it refused; the message carries its last lines.
     """
     compiler = find_compiler()
-    flags = (*FLAGS, *(f"-D{name}={value}" for name, value in sorted(defines.items())))
+    flags = (*FLAGS, f"-O{optimise}", *(f"-D{name}={value}" for name, value in sorted(defines.items())))
     target = platform.machine()
     texts = {path.name: path.read_text() for path in (source, *includes)}
     key = content_key({"texts": texts, "flags": flags, "compiler": compiler.version, "target": target})

@@ -24,8 +24,10 @@ PREFETCH_CHOICES = (0, 64, 128)
 ISA_CODES = {"auto": -1, "portable": 0, "avx2": 1, "avx512": 2}  # PagedtuneIsa
 
 # The binary's own signature, stated apart from `plan` so that the two are checked against each other at launch.
-_SPLIT_ABI = KernelAbi((CType.POINTER,) * 14 + (CType.I64,) * 26 + (CType.F32,) * 2)
-_MERGE_ABI = KernelAbi((CType.POINTER,) * 6 + (CType.I64,) * 7)
+ABI = {
+    "pagedtune_cpu_split": KernelAbi((CType.POINTER,) * 14 + (CType.I64,) * 26 + (CType.F32,) * 2),
+    "pagedtune_cpu_merge": KernelAbi((CType.POINTER,) * 6 + (CType.I64,) * 7),
+}
 
 
 @dataclass(frozen=True)
@@ -97,17 +99,8 @@ class CpuSplit(Variant):
         """One library per head dims, GQA ratio, dtypes and tile size."""
         from .build_native import build_library
 
-        defines = {
-            "PT_HEAD_DIM_K": problem.head_dim,
-            "PT_HEAD_DIM_V": problem.head_dim_v,
-            "PT_GROUP": problem.gqa_ratio,
-            "PT_Q_DTYPE": FLOAT_CODES[problem.q_dtype],
-            "PT_KV_DTYPE": FLOAT_CODES[pool_format.kv_dtype],
-            "PT_TILE_TOKENS": _own(config).tile_tokens,
-        }
-        abi = {"pagedtune_cpu_split": _SPLIT_ABI, "pagedtune_cpu_merge": _MERGE_ABI}
         headers = sorted(SOURCE_DIR.glob("*.h"))
-        return (build_library(SOURCE_DIR / "attention.cpp", headers, defines, abi),)
+        return (build_library(SOURCE_DIR / "attention.cpp", headers, defines(problem, pool_format, config), ABI),)
 
     def plan(self, problem: Problem, pool_format: PoolFormat, config: Config, bounds: Bounds) -> LaunchPlan:
         """The split kernel alone, or split and merge over fp32 partials."""
@@ -120,6 +113,18 @@ class CpuSplit(Variant):
             steps.append(_merge_step(problem, config, bounds, num_splits))
             workspaces = _partials(problem, bounds, num_splits)
         return LaunchPlan(tuple(steps), attention_slots(problem, pool_format), workspaces, batch_limits(bounds))
+
+
+def defines(problem: Problem, pool_format: PoolFormat, config: Config) -> dict[str, int]:
+    """What the source is compiled for, by preprocessor name."""
+    return {
+        "PT_HEAD_DIM_K": problem.head_dim,
+        "PT_HEAD_DIM_V": problem.head_dim_v,
+        "PT_GROUP": problem.gqa_ratio,
+        "PT_Q_DTYPE": FLOAT_CODES[problem.q_dtype],
+        "PT_KV_DTYPE": FLOAT_CODES[pool_format.kv_dtype],
+        "PT_TILE_TOKENS": _own(config).tile_tokens,
+    }
 
 
 def _own(config: Config) -> CpuSplitConfig:

@@ -12,7 +12,7 @@ from .bounds import Bounds
 from .device import Device, DeviceKind
 from .dtypes import DType
 from .launch import CallStep, LaunchPlan, Tensors
-from .pool_format import Layout, PoolFormat
+from .pool_format import Layout, PoolFormat, ScaleKind
 from .problem import Problem
 from .slots import attention_slots, batch_limits
 from .variant import Config, Numerics, Properties, Variant
@@ -35,8 +35,9 @@ class Eager(Variant):
     properties = Properties(deterministic=True, batch_invariant=True, graph_safe=False)
 
     def numerics(self, problem: Problem, pool_format: PoolFormat) -> Numerics:
-        """Scores and P are rounded to the query's dtype; sums are fp32 inside torch's matmul."""
-        return Numerics(scores=problem.q_dtype, p=problem.q_dtype)
+        """Scores and P are rounded to the compute dtype; sums are fp32 inside torch's matmul."""
+        dtype = compute_dtype(problem, pool_format)
+        return Numerics(scores=dtype, p=dtype)
 
     def reject(self, problem: Problem, pool_format: PoolFormat, config: Config, device: Device) -> str | None:
         """Quantised pools are refused."""
@@ -61,25 +62,35 @@ def attend(problem: Problem, pool_format: PoolFormat, tensors: Tensors) -> None:
         rows = slice(starts[seq], starts[seq + 1])
         if rows.start == rows.stop:
             continue
-        blocks = tensors["block_table"][seq, : -(-context_len // pool_format.block_size)].long()
-        k, v = gather_sequence(problem, pool_format, tensors, blocks, context_len)
-        out, lse = _attend_sequence(problem, tensors, tensors["q"][rows], k, v)
+        # Blocks that lie wholly before every query's window may have been freed.
+        size, first = pool_format.block_size, 0
+        if problem.window is not None:
+            first = max(0, context_len - (rows.stop - rows.start) - problem.window + 1) // size
+        blocks = tensors["block_table"][seq, first : -(-context_len // size)].long()
+        k, v = gather_sequence(problem, pool_format, tensors, blocks, context_len - first * size)
+        out, lse = _attend_sequence(problem, tensors, tensors["q"][rows].to(k.dtype), k, v)
         tensors["out"][rows] = out
         if "lse" in tensors:
             tensors["lse"][rows] = lse
 
 
+def compute_dtype(problem: Problem, pool_format: PoolFormat) -> DType:
+    """The query's dtype where the pool stores just that, else fp32: K and V are not rounded a second time."""
+    plain = pool_format.kv_dtype is problem.q_dtype and pool_format.scale_kind is ScaleKind.NONE
+    return problem.q_dtype if plain else DType.FP32
+
+
 def gather_sequence(
     problem: Problem, pool_format: PoolFormat, tensors: Tensors, blocks: torch.Tensor, context_len: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """K [context_len, num_kv_heads, head_dim] and V, dequantised, in the query's dtype."""
+    """K [context_len, num_kv_heads, head_dim] and V of the first tokens of `blocks`, dequantised, in the compute dtype."""
     k_blocks, v_blocks = tensors["k_cache"][blocks], tensors["v_cache"][blocks]
     if pool_format.layout is Layout.HND:
         k_blocks, v_blocks = k_blocks.transpose(1, 2), v_blocks.transpose(1, 2)
     elif pool_format.layout is Layout.XPACKED:
         k_blocks = k_blocks.permute(0, 3, 1, 2, 4)  # [blocks, block_size, num_kv_heads, head_dim / x, x]
         v_blocks = v_blocks.permute(0, 3, 1, 2)
-    heads, dtype = problem.num_kv_heads, problem.q_dtype.torch
+    heads, dtype = problem.num_kv_heads, compute_dtype(problem, pool_format).torch
     k = k_blocks.reshape(-1, heads, problem.head_dim)[:context_len].float()
     v = v_blocks.reshape(-1, heads, problem.head_dim_v)[:context_len].float()
     if "k_scale" in tensors:

@@ -6,6 +6,7 @@ block, so the same kernel runs several percent to tens of percent slower on a po
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,10 +31,8 @@ def huge_empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(tuple(shape), dtype=dtype)
     # Private: a shared anonymous mapping is shmem, which has its own huge-page switch, off nearly everywhere.
     mapping = mmap.mmap(-1, num_bytes + HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    try:
+    with contextlib.suppress(OSError):  # a kernel without transparent huge pages: small pages serve, only slower
         mapping.madvise(mmap.MADV_HUGEPAGE)
-    except OSError:  # a kernel without transparent huge pages: small pages serve, only slower
-        pass
     whole = torch.frombuffer(mapping, dtype=torch.uint8)
     start = -whole.data_ptr() % HUGE_PAGE_BYTES
     return whole[start : start + num_bytes].view(dtype).view(tuple(shape))

@@ -20,8 +20,9 @@ def attention_slots(problem: Problem, pool_format: PoolFormat) -> dict[str, Slot
     - `q` [num_tokens, num_q_heads, head_dim], `out` [num_tokens, num_q_heads, head_dim_v]: query dtype; tokens of
       one sequence are adjacent, sequences in batch order; any token and head stride.
     - `k_cache`, `v_cache`: pool tensors shaped by the format; any block stride.
-    - `block_table` int32 [num_seqs, max_blocks]: block of each logical block; entries past the end of a sequence
-      may hold anything and must not be followed. Two entries may name one block.
+    - `block_table` int32 [num_seqs, max_blocks]: block of each logical block; entries past the end of a sequence,
+      and those of blocks that lie wholly before the window of every query, may hold anything and must not be
+      followed. Two entries may name one block.
     - `context_lens` int32 [num_seqs]: tokens of each sequence, its query tokens included.
     - `query_start_loc` int32 [num_seqs + 1]: first query token of each sequence, and their total.
     - `lse` fp32 [num_tokens, num_q_heads]: optional output.

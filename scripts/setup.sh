@@ -41,7 +41,7 @@ find_python() {
             return
         fi
     done
-    die "Python $oldest or newer is needed, and python3 is: $(python3 -V 2>&1 || true)." \
+    die "Python $oldest or newer is needed, and python3 is: $(python3 -V 2>/dev/null || echo "not there")." \
         "Install one (Debian, Ubuntu: apt install python3.11 python3.11-venv) or name one:" \
         "    make setup PYTHON=/path/to/python3"
 }
@@ -75,6 +75,10 @@ make_venv() {
     "$python" -m venv --clear "$venv" || die "could not create $root/$venv; the lines above say why."
 }
 
+latest_line() {
+    grep -vE 'WARNING|ninstall|Found existing' "$log" | tail -n 1 | tr -s ' ' | cut -c 1-70
+}
+
 # Runs a command with its output in the log, and says every few seconds how far it is.
 with_progress() {
     local what="$1" start=$SECONDS shown=$SECONDS step=15 pid
@@ -87,7 +91,7 @@ with_progress() {
         sleep 0.2
         if ((SECONDS - shown >= step)); then
             shown=$SECONDS
-            printf 'setup: %s, %d s: %s\n' "$what" "$((SECONDS - start))" "$(grep -v WARNING "$log" | tail -n 1 | tr -s ' ' | cut -c 1-70)"
+            printf 'setup: %s, %d s: %s\n' "$what" "$((SECONDS - start))" "$(latest_line)"
         fi
     done
     trap - INT TERM

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# The time of one example says nothing on a shared machine; pytest-timeout stops what hangs. Continuous integration
+# repeats the same examples, so that a red run is about the change at hand; other runs look for new ones.
+settings.register_profile("house", deadline=None, derandomize="CI" in os.environ)
+settings.load_profile("house")
 
 ROOT = Path(__file__).resolve().parents[1]
 GENERATED = {".venv", "build", "dist", "results"}
@@ -66,13 +74,14 @@ def tree() -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def sizes(tree: list[str]) -> list[FileSize]:
-    """The sizes of all source files."""
-    return [size for path in tree if (size := size_of(ROOT, path))]
+def size_rule() -> Callable[[Path, str], FileSize | None]:
+    """`size_of`, for the test that enforces it."""
+    return size_of
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Lists the files above their aim (no failure: that is what test_house_sizes decides)."""
-    long = [size for path in source_files(ROOT) if (size := size_of(ROOT, path)) and size.lines > size.aim]
-    for size in sorted(long, key=lambda size: size.aim - size.lines):
-        terminalreporter.write_line(f"house: {size.path} has {size.lines} lines; the aim is {size.aim}")
+    """Lists the files above their aim. That alone is no failure: tests/test_house.py has the hard limits."""
+    sizes = [size for path in source_files(ROOT) if (size := size_of(ROOT, path))]
+    for size in sorted(sizes, key=lambda size: size.aim - size.lines):
+        if size.lines > size.aim:
+            terminalreporter.write_line(f"house: {size.path} has {size.lines} lines; the aim is {size.aim}")

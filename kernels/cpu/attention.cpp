@@ -18,6 +18,8 @@
 #endif
 // Into the second-level cache: a tile is computed some microseconds after its prefetch.
 #define PT_PREFETCH(address) __builtin_prefetch((address), 0, 2)
+// Makes the compiler load again through this pointer: keeping what it loaded would cost registers that are not there.
+#define PT_FORGET(pointer) asm("" : "+r"(pointer))
 
 namespace pagedtune {
 namespace {

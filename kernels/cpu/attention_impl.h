@@ -17,7 +17,10 @@ constexpr int K_PAIRS = (DK + PAIR - 1) / PAIR, V_PAIRS = (DV + PAIR - 1) / PAIR
 constexpr int K_ROW = at_least_pair(DK), V_ROW = at_least_pair(DV);  // staged rows, zero padded
 // The last pair of a row ends at the row's end: it overlaps the one before instead of reading past the row. Query
 // elements it repeats are zero; output elements it repeats are computed twice.
-PT_FN int pair_offset(int pair, int dim) { return pair * PAIR <= dim - PAIR ? pair * PAIR : (dim < PAIR ? 0 : dim - PAIR); }
+PT_FN int pair_offset(int pair, int dim) {
+    if (dim < PAIR) return 0;
+    return pair * PAIR <= dim - PAIR ? pair * PAIR : dim - PAIR;
+}
 
 constexpr int ACCUMULATORS = W == 16 ? 24 : 12;  // of 32 or 16 registers
 constexpr int MAX_CHUNK = W < 8 ? W : 8;
@@ -48,85 +51,63 @@ struct alignas(64) Scratch {
     Tile ring[MAX_AHEAD + 1];
 };
 
-template <class E>
-PT_FN void widen_row(const typename E::Stored* from, int count, float* to) {
-    int i = 0;
-    for (; i + W <= count; i += W) store(to + i, E::widen(from + i));
-    if (i == count) return;
-    typename E::Stored rest[W] = {};
-    for (int j = 0; j < W && i + j < count; ++j) rest[j] = from[i + j];
-    store(to + i, E::widen(rest));
-}
-template <class E>
-PT_FN void narrow_row(const float* from, int count, typename E::Stored* to) {
-    int i = 0;
-    for (; i + W <= count; i += W) E::narrow(to + i, load<F>(from + i));
-    if (i == count) return;
-    float rest[W] = {};
-    typename E::Stored narrowed[W];
-    for (int j = 0; j < W && i + j < count; ++j) rest[j] = from[i + j];
-    E::narrow(narrowed, load<F>(rest));
-    for (int j = 0; j < W && i + j < count; ++j) to[i + j] = narrowed[j];
+PT_FN void prefetch_bytes(const KvStored* row, int from, int count) {
+    for (int line = 0; line < count; line += LINE) PT_PREFETCH(reinterpret_cast<const char*>(row) + from + line);
 }
 
 // ---- the stream of tiles
-class Stream {
-public:
-    PT_FN void open(Stream& s, const SplitArgs& args, Claims& claims) { s.args_ = &args, s.claims_ = &claims, s.open_ = false; }
-
-    // Lays out the next tile. Claims a new item ahead of need only if others are not left without work.
-    PT_FN bool next(Stream& s, Tile& tile, bool needed) {
-        while (!s.open_) {
-            const int64_t item = s.claims_->next(!needed);
-            if (item < 0) return false;
-            s.open_ = locate_item(*s.args_, item, s.item_);
-            s.at_ = s.item_.begin;
-        }
-        const WorkItem& item = s.item_;
-        const int64_t left = item.end - s.at_;
-        tile.token = item.token, tile.position = item.position, tile.start = s.at_;
-        tile.head = item.head, tile.split = item.split;
-        tile.count = static_cast<int32_t>(left < TILE ? left : TILE);
-        tile.first = s.at_ == item.begin, tile.last = left <= TILE;
-        place_rows(*s.args_, item, tile);
-        s.at_ += tile.count;
-        s.open_ = !tile.last;
-        return true;
-    }
-
-private:
-    // Row pointers of the tile's keys, padded to a multiple of 16 with the last one: padding reads live keys only.
-    PT_FN void place_rows(const SplitArgs& args, const WorkItem& item, Tile& tile) {
-        if (tile.count == 0) return;
-        const KvStored* const k = static_cast<const KvStored*>(args.k) + item.head * args.k_head;
-        const KvStored* const v = static_cast<const KvStored*>(args.v) + item.head * args.v_head;
-        const int32_t* table = args.block_table + item.sequence * args.block_table_stride + tile.start / args.block_size;
-        int64_t slot = tile.start % args.block_size;
-        int i = 0;
-        while (i < tile.count) {
-            const int64_t block = *table++;
-            const KvStored* k_row = k + block * args.k_block + slot * args.k_slot;
-            const KvStored* v_row = v + block * args.v_block + slot * args.v_slot;
-            const int64_t left = args.block_size - slot;
-            const int stop = left < tile.count - i ? i + static_cast<int>(left) : tile.count;
-            for (; i < stop; ++i, k_row += args.k_slot, v_row += args.v_slot) tile.k[i] = k_row, tile.v[i] = v_row;
-            slot = 0;
-        }
-        for (; i % 16 != 0; ++i) tile.k[i] = tile.k[tile.count - 1], tile.v[i] = tile.v[tile.count - 1];
-    }
-
-    const SplitArgs* args_;
-    Claims* claims_;
-    WorkItem item_;
-    int64_t at_;
-    bool open_;
+struct Stream {
+    WorkItem item;
+    int64_t at;  // next key of the item
+    bool open;   // the item has tiles left
 };
+
+// Row pointers of the tile's keys, padded to a multiple of 16 with the last one: padding reads live keys only.
+PT_FN void place_rows(const SplitArgs& args, const WorkItem& item, Tile& tile) {
+    if (tile.count == 0) return;
+    const KvStored* const k = static_cast<const KvStored*>(args.k) + item.head * args.k_head;
+    const KvStored* const v = static_cast<const KvStored*>(args.v) + item.head * args.v_head;
+    const int32_t* table = args.block_table + item.sequence * args.block_table_stride + tile.start / args.block_size;
+    int64_t slot = tile.start % args.block_size;
+    int i = 0;
+    while (i < tile.count) {
+        const int64_t block = *table++;
+        const KvStored* k_row = k + block * args.k_block + slot * args.k_slot;
+        const KvStored* v_row = v + block * args.v_block + slot * args.v_slot;
+        const int64_t left = args.block_size - slot;
+        const int stop = left < tile.count - i ? i + static_cast<int>(left) : tile.count;
+        for (; i < stop; ++i, k_row += args.k_slot, v_row += args.v_slot) tile.k[i] = k_row, tile.v[i] = v_row;
+        slot = 0;
+    }
+    for (; i % 16 != 0; ++i) tile.k[i] = tile.k[tile.count - 1], tile.v[i] = tile.v[tile.count - 1];
+}
+
+// Lays out the next tile. Claims a new item ahead of need only if others are not left without work.
+PT_FN bool next_tile(const SplitArgs& args, Claims& claims, Stream& stream, Tile& tile, bool needed) {
+    while (!stream.open) {
+        const int64_t index = claims.next(!needed);
+        if (index < 0) return false;
+        stream.open = locate_item(args, index, stream.item);
+        stream.at = stream.item.begin;
+    }
+    const WorkItem& item = stream.item;
+    const int64_t left = item.end - stream.at;
+    tile.token = item.token, tile.position = item.position, tile.start = stream.at;
+    tile.head = item.head, tile.split = item.split;
+    tile.count = static_cast<int32_t>(left < TILE ? left : TILE);
+    tile.first = stream.at == item.begin, tile.last = left <= TILE;
+    place_rows(args, item, tile);
+    stream.at += tile.count;
+    stream.open = !tile.last;
+    return true;
+}
 
 // ---- scores
 template <int HEADS, int STEP>
 PT_FN void dot_step(const float (*q)[K_PAIRS * PAIR], const KvStored* const* rows, float* scores) {
-    constexpr int PADDED = padded(HEADS);
-    F sums[STEP * PADDED] = {};
+    // With few sums each half of a pair gets its own, or the latency of dependent additions would show.
+    constexpr int PADDED = padded(HEADS), SETS = 2 * HEADS * STEP <= ACCUMULATORS ? 2 : 1;
+    F sums[SETS][STEP * PADDED] = {};
 #pragma GCC unroll 1
     for (int pair = 0; pair < K_PAIRS; ++pair) {
         const int at = pair_offset(pair, DK);
@@ -135,35 +116,37 @@ PT_FN void dot_step(const float (*q)[K_PAIRS * PAIR], const KvStored* const* row
         for (int token = 0; token < STEP; ++token) Kv::pair(rows[token] + at, a[token], b[token]);
 #pragma GCC unroll 8
         for (int head = 0; head < HEADS; ++head) {
-            const F qa = load<F>(q[head] + pair * PAIR), qb = load<F>(q[head] + pair * PAIR + W);
+            const F query = load<F>(q[head] + pair * PAIR);
 #pragma GCC unroll 16
-            for (int token = 0; token < STEP; ++token) {
-                sums[token * PADDED + head] += qa * a[token];
-                sums[token * PADDED + head] += qb * b[token];
-            }
+            for (int token = 0; token < STEP; ++token) sums[0][token * PADDED + head] += query * a[token];
+        }
+#pragma GCC unroll 8
+        for (int head = 0; head < HEADS; ++head) {
+            const F query = load<F>(q[head] + pair * PAIR + W);
+#pragma GCC unroll 16
+            for (int token = 0; token < STEP; ++token) sums[SETS - 1][token * PADDED + head] += query * b[token];
         }
     }
-#pragma GCC unroll 2
-    for (int block = 0; block < STEP * PADDED; block += W) store(scores + block, sum_each(sums + block));
+    if (SETS == 2) {
+#pragma GCC unroll 16
+        for (int i = 0; i < STEP * PADDED; ++i) sums[0][i] += sums[SETS - 1][i];
+    }
+    store(scores, sum_each(sums[0]));
 }
 
 template <int HEADS>
 PT_FN void dot_tile(const float (*q)[K_PAIRS * PAIR], const KvStored* const* rows, int count,
                     const KvStored* const* ahead, int ahead_count, float* scores) {
-    constexpr int PADDED = padded(HEADS), ONE = W / PADDED;
-    constexpr int STEP = 2 * ONE * HEADS <= ACCUMULATORS && 2 * ONE <= 16 ? 2 * ONE : ONE;
+    constexpr int PADDED = padded(HEADS), STEP = W / PADDED;
     constexpr int BYTES = DK * sizeof(KvStored);
     int token = 0;
     for (; token < count; token += STEP) {
         if (token < ahead_count) {
-            for (int i = token; i < token + STEP; ++i)
-                for (int line = 0; line < BYTES; line += LINE)
-                    PT_PREFETCH(reinterpret_cast<const char*>(ahead[i]) + line);
+            for (int i = token; i < token + STEP; ++i) prefetch_bytes(ahead[i], 0, BYTES);
         }
         dot_step<HEADS, STEP>(q, rows + token, scores + token * PADDED);
     }
-    for (; token < ahead_count; ++token)
-        for (int line = 0; line < BYTES; line += LINE) PT_PREFETCH(reinterpret_cast<const char*>(ahead[token]) + line);
+    for (; token < ahead_count; ++token) prefetch_bytes(ahead[token], 0, BYTES);
 }
 
 PT_FN F lane_numbers(int divisor) {
@@ -193,7 +176,8 @@ PT_FN void softmax_tile(const SplitArgs& args, const Tile& tile, float scale, in
         F x = load<F>(s.scores + i) * scale;
         if (args.soft_cap > 0.0f) x = hyperbolic_tangent(x * (1.0f / args.soft_cap)) * args.soft_cap;
         if (args.alibi_slopes != nullptr) x += slope * (token + (first_distance + static_cast<float>(i / PADDED)));
-        x = select((I)(token + static_cast<float>(i / PADDED) < static_cast<float>(tile.count)), x, broadcast(-INFINITY));
+        const I live = (I)(token + static_cast<float>(i / PADDED) < static_cast<float>(tile.count));
+        x = select(live, x, broadcast(-INFINITY));
         store(s.scores + i, x);
         top = maximum(x, top);
     }
@@ -229,23 +213,22 @@ PT_FN void accumulate_pass(float (*o)[V_PAIRS * PAIR], const float* p, const flo
         for (int i = 0; i < 2 * PAIRS; ++i) sums[head][i] = load<F>(o[head] + pair * PAIR + i * W) * alpha[head];
 #pragma GCC unroll 1
     for (int token = 0; token < count; ++token) {
-        if (token < ahead_count)
-            for (int line = 0; line < BYTES; line += LINE)
-                PT_PREFETCH(reinterpret_cast<const char*>(ahead[token]) + first_line + line);
+        if (token < ahead_count) prefetch_bytes(ahead[token], first_line, BYTES);
         const KvStored* const row = rows[token];
-        F v[2 * PAIRS];
+        const float* weights = p + token * PADDED;
 #pragma GCC unroll 8
-        for (int i = 0; i < PAIRS; ++i) Kv::pair(row + at[i], v[2 * i], v[2 * i + 1]);
+        for (int i = 0; i < PAIRS; ++i) {
+            F a, b;
+            Kv::pair(row + at[i], a, b);
+            PT_FORGET(weights);
 #pragma GCC unroll 8
-        for (int head = 0; head < HEADS; ++head) {
-            const F weight = broadcast(p[token * PADDED + head]);
-#pragma GCC unroll 16
-            for (int i = 0; i < 2 * PAIRS; ++i) sums[head][i] += weight * v[i];
+            for (int head = 0; head < HEADS; ++head) {
+                const F weight = broadcast(weights[head]);
+                sums[head][2 * i] += weight * a, sums[head][2 * i + 1] += weight * b;
+            }
         }
     }
-    for (int token = count; token < ahead_count; ++token)
-        for (int line = 0; line < BYTES; line += LINE)
-            PT_PREFETCH(reinterpret_cast<const char*>(ahead[token]) + first_line + line);
+    for (int token = count; token < ahead_count; ++token) prefetch_bytes(ahead[token], first_line, BYTES);
 #pragma GCC unroll 8
     for (int head = 0; head < HEADS; ++head)
 #pragma GCC unroll 16
@@ -280,13 +263,15 @@ PT_FN void chunk_tile(const SplitArgs& args, const Tile& tile, Rows rows, const 
     dot_tile<HEADS>(s.q + chunk * CHUNK, rows.k, tile.count, ahead_k, args.k_packed ? 0 : ahead_count, s.scores);
     softmax_tile<HEADS>(args, tile, scale, chunk, s, alpha);
     float(*const o)[V_PAIRS * PAIR] = s.o + chunk * CHUNK;
-    accumulate_tile<FIRST, PADDED>(o, s.scores, alpha, rows.v, tile.count, ahead_v, args.v_dim == 1 ? ahead_count : 0);
+    const float* const p = s.scores;
+    accumulate_tile<FIRST, PADDED>(o, p, alpha, rows.v, tile.count, ahead_v, args.v_dim == 1 ? ahead_count : 0);
     if constexpr (FIRST < HEADS)
-        accumulate_tile<HEADS - FIRST, PADDED>(o + FIRST, s.scores + FIRST, alpha + FIRST, rows.v, tile.count, nullptr, 0);
+        accumulate_tile<HEADS - FIRST, PADDED>(o + FIRST, p + FIRST, alpha + FIRST, rows.v, tile.count, nullptr, 0);
 }
 
 static PT_TARGET_ATTR void begin_item(const SplitArgs& args, const Tile& tile, Scratch& s) {
-    const QoStored* q = static_cast<const QoStored*>(args.q) + tile.token * args.q_token + tile.head * GROUP * args.q_head;
+    const int64_t first_head = static_cast<int64_t>(tile.head) * GROUP;
+    const QoStored* q = static_cast<const QoStored*>(args.q) + tile.token * args.q_token + first_head * args.q_head;
     for (int head = 0; head < GROUP; ++head, q += args.q_head) {
         widen_row<Qo>(q, DK, s.row);
         for (int i = DK; i < PAIR; ++i) s.row[i] = 0.0f;
@@ -306,7 +291,7 @@ static PT_TARGET_ATTR void begin_item(const SplitArgs& args, const Tile& tile, S
             const int head = i % padded(heads);
             s.maximum[chunk][i] = -INFINITY, s.sum[chunk][i] = 0.0f;
             const bool live = args.alibi_slopes != nullptr && head < heads;
-            s.slope[chunk][i] = live ? args.alibi_slopes[tile.head * GROUP + chunk * CHUNK + head] : 0.0f;
+            s.slope[chunk][i] = live ? args.alibi_slopes[first_head + chunk * CHUNK + head] : 0.0f;
         }
     }
 }
@@ -330,8 +315,8 @@ static PT_TARGET_ATTR void finish_item(const SplitArgs& args, const Tile& tile, 
         }
         if (norm.empty) __builtin_memset(s.row, 0, sizeof(s.row));
         if (direct) {
-            QoStored* const out = static_cast<QoStored*>(args.out) + tile.token * args.out_token + q_head * args.out_head;
-            narrow_row<Qo>(s.row, DV, out);
+            QoStored* const out = static_cast<QoStored*>(args.out);
+            narrow_row<Qo>(s.row, DV, out + tile.token * args.out_token + q_head * args.out_head);
             if (args.lse != nullptr) args.lse[tile.token * args.lse_token + q_head] = norm.lse;
         } else {
             const int64_t part = (tile.token * args.num_kv_heads * GROUP + q_head) * args.num_splits + tile.split;
@@ -347,16 +332,20 @@ static PT_TARGET_ATTR Rows stage_rows(const SplitArgs& args, const Tile& tile, S
     const int padded_count = (tile.count + 15) / 16 * 16;
     if (args.k_packed || DK < PAIR) {
         for (int i = 0; i < padded_count; ++i) {
-            for (int d = 0; d < K_ROW; ++d)
-                s.staged_k[i][d] = d < DK ? tile.k[i][d / args.k_pack * args.k_outer + d % args.k_pack * args.k_inner] : 0;
-            s.staged_k_rows[i] = s.staged_k[i];
+            KvStored* const to = s.staged_k[i];
+            for (int d = 0; d < DK; ++d)
+                to[d] = tile.k[i][d / args.k_pack * args.k_outer + d % args.k_pack * args.k_inner];
+            for (int d = DK; d < K_ROW; ++d) to[d] = 0;
+            s.staged_k_rows[i] = to;
         }
         rows.k = s.staged_k_rows;
     }
     if (args.v_dim != 1 || DV < PAIR) {
         for (int i = 0; i < tile.count; ++i) {
-            for (int d = 0; d < V_ROW; ++d) s.staged_v[i][d] = d < DV ? tile.v[i][d * args.v_dim] : 0;
-            s.staged_v_rows[i] = s.staged_v[i];
+            KvStored* const to = s.staged_v[i];
+            for (int d = 0; d < DV; ++d) to[d] = tile.v[i][d * args.v_dim];
+            for (int d = DV; d < V_ROW; ++d) to[d] = 0;
+            s.staged_v_rows[i] = to;
         }
         rows.v = s.staged_v_rows;
     }
@@ -377,13 +366,13 @@ static PT_TARGET_ATTR void split_body(void* context, Claims& claims) {
     const SplitArgs& args = *static_cast<const SplitArgs*>(context);
     Scratch s;
     Stream stream;
-    Stream::open(stream, args, claims);
+    stream.open = false;
     int head = 0, held = 0;
     while (true) {
         const Tile* ahead = nullptr;
         while (held <= args.tiles_ahead) {
             Tile& tile = s.ring[(head + held) % (MAX_AHEAD + 1)];
-            if (!Stream::next(stream, tile, held == 0)) break;
+            if (!next_tile(args, claims, stream, tile, held == 0)) break;
             if (held++ > 0) ahead = &tile;
         }
         if (held == 0) return;

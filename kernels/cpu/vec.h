@@ -24,7 +24,7 @@ template <class T>
 PT_FN void store(void* at, T value) {
     __builtin_memcpy(at, &value, sizeof(T));
 }
-PT_FN F broadcast(float x) { return F{} + x; }
+PT_FN F broadcast(float x) { return x - F{}; }  // "+" would have to turn -0 into +0
 PT_FN F select(I mask, F yes, F no) { return (F)(((I)yes & mask) | ((I)no & ~mask)); }
 PT_FN F maximum(F x, F y) { return x > y ? x : y; }
 
@@ -154,10 +154,34 @@ template <>
 struct Element<2> {
     using Stored = uint16_t;
     static constexpr bool INTERLEAVED = false;
-    PT_FN void pair(const Stored* at, F& a, F& b) { a = half_to_float(load<H>(at)), b = half_to_float(load<H>(at + W)); }
+    PT_FN void pair(const Stored* at, F& a, F& b) {
+        a = half_to_float(load<H>(at)), b = half_to_float(load<H>(at + W));
+    }
     PT_FN F widen(const Stored* at) { return half_to_float(load<H>(at)); }
     PT_FN void narrow(Stored* at, F x) { store(at, float_to_half(x)); }
 };
+
+// Rows of any length; nothing past `count` elements is read or written.
+template <class E>
+PT_FN void widen_row(const typename E::Stored* from, int count, float* to) {
+    int i = 0;
+    for (; i + W <= count; i += W) store(to + i, E::widen(from + i));
+    if (i == count) return;
+    typename E::Stored rest[W] = {};
+    for (int j = 0; j < W && i + j < count; ++j) rest[j] = from[i + j];
+    store(to + i, E::widen(rest));
+}
+template <class E>
+PT_FN void narrow_row(const float* from, int count, typename E::Stored* to) {
+    int i = 0;
+    for (; i + W <= count; i += W) E::narrow(to + i, load<F>(from + i));
+    if (i == count) return;
+    float rest[W] = {};
+    typename E::Stored narrowed[W];
+    for (int j = 0; j < W && i + j < count; ++j) rest[j] = from[i + j];
+    E::narrow(narrowed, load<F>(rest));
+    for (int j = 0; j < W && i + j < count; ++j) to[i + j] = narrowed[j];
+}
 
 // ---- functions
 // exp(x) for x <= 88: reduction by ln 2 in two parts, polynomial of degree 6 (own fit, relative error 3.1e-9 before
