@@ -1,0 +1,187 @@
+"""Cases of the cache operations: their tensors, and what must be in memory afterwards, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from pagedtune.kernels.dtypes import DType
+from pagedtune.kernels.launch import LaunchPlan, SlotSpec
+from pagedtune.kernels.pool_format import Layout, ScaleKind
+from pagedtune.kernels.slots import copy_blocks_slots, gather_kv_slots, kv_write_slots
+from pagedtune.kernels.variant import Op
+
+from .case import Case, Family, Hazard
+from .content import coded_values, make_scales, store
+from .inputs import Inputs, make_pools, make_table, make_workspaces
+from .memory import Carved, Poison, bits, carve
+from .placement import place
+
+EXTRA_ROWS = 2  # of the gather outputs, past the last sequence: must stay as they are
+
+
+class CacheInputs:
+    """Makes the tensors of a case of a cache operation as often as they are needed, with the same numbers."""
+
+    def __init__(self, case: Case) -> None:
+        rng = np.random.default_rng(case.seed)
+        self._case = case
+        self._placement = place(case, rng)
+        shape = (self._placement.num_blocks, case.pool_format.block_size, case.problem.num_kv_heads)
+        self._scales = make_scales(case, rng)
+        dims = (case.problem.head_dim, case.problem.head_dim_v)
+        self._pools = [store(self._numbers((*shape, dim), rng), None, case.pool_format.kv_dtype) for dim in dims]
+        rows = (case.workload.num_tokens, case.problem.num_kv_heads)
+        self._rows = [torch.from_numpy(rng.standard_normal((*rows, dim))).to(case.problem.q_dtype.torch) for dim in dims]
+        self._slots = self._slot_mapping(rng)
+        self._pairs = self._block_pairs(rng)
+
+    def make(self, plan: LaunchPlan, poison: Poison, sequences: Sequence[int] | None = None) -> Inputs:
+        """Fresh tensors for a plan. The batch is always whole: `sequences` belongs to attention."""
+        case = self._case
+        specs = _SLOTS[case.op](case.problem, case.pool_format)
+        slots = make_pools(case, self._placement, *self._pools, poison)
+        match case.op:
+            case Op.KV_WRITE:
+                slots |= self._write_slots(poison)
+            case Op.COPY_BLOCKS:
+                slots["block_pairs"] = self._copy(self._pairs, poison)
+            case _:
+                slots |= self._gather_slots(poison)
+        for name, scale in zip(("k_scale", "v_scale"), self._scales, strict=True):
+            if scale is not None and name in specs:
+                slots[name] = self._copy(scale, poison)
+        access = {name: specs[name].access for name in slots}
+        return Inputs(slots, make_workspaces(plan, poison), access, self._placement.window_start)
+
+    def _numbers(self, shape: tuple[int, int, int, int], rng: np.random.Generator) -> np.ndarray:
+        if self._case.family is Family.CODED:
+            return coded_values(shape[:3], shape[3], self._case.pool_format.kv_dtype)
+        return rng.standard_normal(shape) * (50 if self._case.pool_format.kv_dtype is DType.INT8 else 1)
+
+    def _slot_mapping(self, rng: np.random.Generator) -> torch.Tensor:
+        """Slots of the query tokens, int64 [num_tokens], in shuffled order; skipped ones are -1 and their rows NaN."""
+        case, size = self._case, self._case.pool_format.block_size
+        slots = []
+        for seq, (context_len, query_len) in enumerate(
+            zip(case.workload.context_lens, case.workload.query_lens, strict=True)
+        ):
+            for token in range(context_len - query_len, context_len):
+                # A padded row of an empty sequence has no slot.
+                block, slot = self._placement.slot_of(seq, token, size) if token >= 0 else (0, 0)
+                start = (self._placement.window_start + block) * size
+                slots.append(start + slot if token >= 0 else -1)
+        mapping = torch.tensor(slots, dtype=torch.int64)[rng.permutation(len(slots))]
+        if Hazard.SKIPPED_TOKENS in case.hazards:
+            mapping[:: 3] = -1
+        for rows in self._rows:
+            rows[mapping < 0] = torch.nan
+        return mapping
+
+    def _block_pairs(self, rng: np.random.Generator) -> torch.Tensor:
+        """(source, destination) int64 [num_pairs, 2]: live blocks to a third of all others, one source twice."""
+        live = np.flatnonzero(self._placement.live.any(axis=1))
+        num_sources = len(live) // 2
+        sources = rng.permutation(live)[:num_sources]
+        others = rng.permutation(np.setdiff1d(np.arange(self._placement.num_blocks), sources))
+        count = min(len(others), max(1, 2 * num_sources // 3) + 1) if num_sources else 0
+        chosen = np.resize(sources, count) if count else sources
+        pairs = np.stack([chosen, others[:count]], axis=1) + self._placement.window_start
+        return torch.from_numpy(pairs.astype(np.int64).reshape(-1, 2))
+
+    def _write_slots(self, poison: Poison) -> dict[str, Carved]:
+        pad = (2, 1, 8) if Hazard.STRIDED in self._case.hazards else ()
+        slots = {"slot_mapping": self._copy(self._slots, poison)}
+        for name, rows in zip(("k", "v"), self._rows, strict=True):
+            slots[name] = self._copy(rows, poison, pad)
+        return slots
+
+    def _gather_slots(self, poison: Poison) -> dict[str, Carved]:
+        case, offset = self._case, self._offset
+        lens = case.workload.context_lens
+        slots = {"block_table": make_table(case, self._placement, range(len(lens)), poison)}
+        slots["context_lens"] = self._copy(torch.tensor(lens, dtype=torch.int32), poison)
+        starts = torch.from_numpy(np.concatenate([[0], np.cumsum(lens)]).astype(np.int32))
+        slots["out_start"] = self._copy(starts, poison)
+        rows = case.workload.total_context + EXTRA_ROWS
+        for name, dim in (("k_out", case.problem.head_dim), ("v_out", case.problem.head_dim_v)):
+            shape = (rows, case.problem.num_kv_heads, dim)
+            slots[name] = carve(shape, case.pool_format.kv_dtype.torch, poison, offset=offset, canary=True)
+        return slots
+
+    def _copy(self, values: torch.Tensor, poison: Poison, pad: Sequence[int] = ()) -> Carved:
+        carved = carve(values.shape, values.dtype, poison, pad, self._offset)
+        bits(carved.view).copy_(bits(values.contiguous()))
+        return carved
+
+    @property
+    def _offset(self) -> int:
+        return int(Hazard.OFFSET_BASE in self._case.hazards)
+
+
+_SLOTS = {
+    Op.KV_WRITE: kv_write_slots,
+    Op.COPY_BLOCKS: copy_blocks_slots,
+    Op.GATHER_KV: gather_kv_slots,
+}
+
+
+def slot_specs(case: Case) -> dict[str, SlotSpec]:
+    """The slots of a cache operation's case."""
+    return _SLOTS[case.op](case.problem, case.pool_format)
+
+
+def expected(case: Case, before: dict[str, torch.Tensor], first_block: int) -> dict[str, torch.Tensor]:
+    """What each INOUT slot must hold afterwards, from private copies of what it held before."""
+    after = {name: tensor.clone() for name, tensor in before.items()}
+    size = case.pool_format.block_size
+    if case.op is Op.KV_WRITE:
+        for row, slot in enumerate(before["slot_mapping"].tolist()):
+            if slot >= 0:
+                for name in ("k", "v"):
+                    value = _stored(case, before[name][row], before.get(f"{name}_scale"))
+                    _at(case, after[f"{name}_cache"], slot // size - first_block, slot % size).copy_(value)
+    elif case.op is Op.COPY_BLOCKS:
+        for source, destination in before["block_pairs"].tolist():
+            for name in ("k_cache", "v_cache"):
+                bits(after[name])[destination - first_block] = bits(before[name])[source - first_block]
+    else:
+        for seq, context_len in enumerate(before["context_lens"].tolist()):
+            for token in range(context_len):
+                block = int(before["block_table"][seq, token // size]) - first_block
+                for name in ("k", "v"):
+                    row = after[f"{name}_out"][int(before["out_start"][seq]) + token]
+                    source = _at(case, before[f"{name}_cache"], block, token % size)
+                    bits(row).view(source.shape).copy_(source)
+    return after
+
+
+def _at(case: Case, pool: torch.Tensor, block: int, slot: int) -> torch.Tensor:
+    """The bits of one slot, [num_kv_heads, head_dim] or, of x-packed K, [num_kv_heads, head_dim / x, x]."""
+    if case.pool_format.layout is Layout.NHD:
+        return bits(pool)[block, slot]
+    if case.pool_format.layout is Layout.HND:
+        return bits(pool)[block, :, slot]
+    return bits(pool)[block, :, :, slot]
+
+
+def _stored(case: Case, value: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
+    """Bits of a written value: divided by its scale in fp32, rounded to nearest, ties to even."""
+    numbers = value.float().numpy()
+    if scale is not None:
+        per_head = case.pool_format.scale_kind is ScaleKind.PER_HEAD
+        divisor = scale.numpy() if per_head else np.repeat(scale.numpy(), len(numbers))
+        numbers = numbers / divisor[:, None]
+    match case.pool_format.kv_dtype:
+        case DType.FP32:
+            rounded = numbers.view(np.int32)
+        case DType.FP16:
+            rounded = numbers.astype(np.float16).view(np.int16)
+        case _:
+            word = numbers.view(np.uint32)
+            rounded = ((word + 0x7FFF + ((word >> 16) & 1)) >> 16).astype(np.uint16).view(np.int16)
+    pack = case.pool_format.pack
+    packed = case.pool_format.layout is Layout.XPACKED and value.shape[-1] % pack == 0
+    return torch.from_numpy(rounded).reshape(len(numbers), -1, pack) if packed else torch.from_numpy(rounded)

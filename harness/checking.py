@@ -1,0 +1,181 @@
+"""Runs the cases of variants in worker processes and collects one outcome per case."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from queue import SimpleQueue
+from threading import Lock
+from typing import Any
+
+from pagedtune.harness.case import Case
+from pagedtune.harness.external import RequestError
+from pagedtune.harness.worker import JobRaised, Worker, WorkerCrashed, WorkerError, WorkerTimeout
+from pagedtune.kernels.device import Device
+from pagedtune.kernels.record import Status
+from pagedtune.kernels.serial import from_jsonable, to_jsonable
+from pagedtune.kernels.variant import Op
+
+LISTING_JOB = "pagedtune.harness.listing:list_cases"
+CASE_JOB = "pagedtune.harness.jobs:check_case"
+MAX_STREAK = 3  # crashes or time-outs in a row after which the rest of a variant is not worth the wait
+# Several workers share the cores, so that threads of OpenMP (torch's) which spin while they wait take the time from
+# those that they wait for: a case takes ten times as long on a busy machine.
+PATIENT = {"OMP_WAIT_POLICY": "PASSIVE"}
+MEASURED = frozenset({Status.PASSED, Status.WRONG, Status.CORRUPTED})
+FAILED = frozenset({Status.WRONG, Status.CORRUPTED, Status.CRASHED, Status.TIMEOUT, Status.BUILD_FAILED})
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One case of one variant, before it ran.
+
+    Args:
+        ref: what the user wrote, with an absolute path.
+        variant: its name.
+        op: what it computes.
+        case: what runs.
+        config: tunables by name.
+        rejected: the constraint of the variant that rules the case out, if any.
+    """
+
+    ref: str
+    variant: str
+    op: Op
+    case: Case
+    config: dict[str, Any]
+    rejected: str | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one case. `error_ratio` is the worst error as a share of the allowed one, where it ran."""
+
+    planned: Planned
+    status: Status
+    reason: str = ""
+    error_ratio: float | None = None
+    duration_s: float = 0.0
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ran and did not pass."""
+        return self.status in FAILED
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The cases of one variant; `broken` says why there are none: its own code failed."""
+
+    ref: str
+    variant: str
+    op: Op | None
+    planned: tuple[Planned, ...] = ()
+    broken: str = ""
+
+
+def list_variant(
+    worker: Worker, ref: str, device: Device, level: str, settings: Mapping[str, str], timeout_s: float
+) -> Listing:
+    """Asks a variant for its cases.
+
+    Raises:
+        RequestError: the variant does not exist, or not with these settings.
+    """
+    payload = {"variant": ref, "device": to_jsonable(device), "level": level, "settings": dict(settings)}
+    try:
+        found = worker.call(LISTING_JOB, payload, timeout_s)
+    except JobRaised as error:
+        if error.type == RequestError.__name__:
+            raise RequestError(error.message) from error
+        return Listing(ref, ref, None, broken=error.message if error.type == "VariantLoadError" else error.reason)
+    except WorkerError as error:
+        return Listing(ref, ref, None, broken=f"{ref} was asked for its cases: {error.reason}")
+    op = Op(found["op"])
+    planned = tuple(
+        Planned(ref, found["name"], op, from_jsonable(Case, entry["case"]), entry["config"], entry["rejected"])
+        for entry in found["cases"]
+    )
+    return Listing(ref, found["name"], op, planned)
+
+
+def outcomes(planned: Sequence[Planned], device: Device, jobs: int, timeout_s: float) -> Iterator[Outcome]:
+    """Runs `planned` on `jobs` workers and yields each outcome when it is there.
+
+    Closing the iterator early ends the workers at once.
+    """
+    workers = [
+        Worker(("torch", "pagedtune.harness.jobs"), environment=PATIENT) for _ in range(min(jobs, max(1, len(planned))))
+    ]
+    idle: SimpleQueue[Worker] = SimpleQueue()
+    for worker in workers:
+        idle.put(worker)
+    streaks = _Streaks()
+
+    def run(one: Planned) -> Outcome:
+        worker = idle.get()
+        try:
+            return _run(worker, one, device, timeout_s, streaks)
+        finally:
+            idle.put(worker)
+
+    pool = ThreadPoolExecutor(len(workers))
+    try:
+        for future in as_completed([pool.submit(run, one) for one in planned]):
+            yield future.result()
+    finally:
+        for worker in workers:
+            worker.stop()
+        pool.shutdown(cancel_futures=True)
+        for worker in workers:
+            worker.close()
+
+
+def _run(worker: Worker, one: Planned, device: Device, timeout_s: float, streaks: _Streaks) -> Outcome:
+    if one.rejected is not None:
+        return Outcome(one, Status.REJECTED, one.rejected)
+    if streaks.is_hopeless(one.ref):
+        return Outcome(one, Status.NOT_RUN, f"not run after {MAX_STREAK} crashes or time-outs in a row")
+    outcome = _attempt(worker, one, device, timeout_s)
+    streaks.count(one.ref, outcome.status in (Status.CRASHED, Status.TIMEOUT, Status.BUILD_FAILED))
+    if outcome.status is Status.CORRUPTED:
+        worker.renew()  # it wrote where it should not: later verdicts of that process would prove nothing
+    return outcome
+
+
+def _attempt(worker: Worker, one: Planned, device: Device, timeout_s: float) -> Outcome:
+    payload = {
+        "variant": one.ref,
+        "config": one.config,
+        "case": to_jsonable(one.case),
+        "device": to_jsonable(device),
+    }
+    try:
+        found = worker.call(CASE_JOB, payload, timeout_s)
+    except JobRaised as error:
+        status = Status.BUILD_FAILED if error.type == "BuildError" else Status.CRASHED
+        return Outcome(one, status, f"raised {error.reason}")
+    except WorkerCrashed as error:
+        return Outcome(one, Status.CRASHED, error.reason)
+    except WorkerTimeout as error:
+        return Outcome(one, Status.TIMEOUT, error.reason, duration_s=timeout_s)
+    status = Status(found["status"])
+    ratio = found["error_ratio"] if status in MEASURED else None
+    return Outcome(one, status, found["reason"], ratio, found["duration_s"])
+
+
+class _Streaks:
+    """How often each variant crashed or hung in a row."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, int] = {}
+        self._lock = Lock()
+
+    def count(self, ref: str, bad: bool) -> None:
+        with self._lock:
+            if not self.is_hopeless(ref):
+                self._counts[ref] = self._counts.get(ref, 0) + 1 if bad else 0
+
+    def is_hopeless(self, ref: str) -> bool:
+        return self._counts.get(ref, 0) >= MAX_STREAK

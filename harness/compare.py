@@ -1,0 +1,194 @@
+"""Error bounds: at most twice what the declared numerics cost, plus one rounding step of the output. No quota of misses.
+
+The yardstick's error at one element is luck, so it is pooled: relative to each row's largest value, then the worst
+row of the sequence (of the case, where a sequence has few rows). A row is one (token, head).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from pagedtune.kernels.dtypes import DType
+from pagedtune.kernels.variant import Numerics
+
+from .inputs import AttentionData
+from .memory import Poison, bits, canary_bits
+from .oracle import Answer
+from .verdicts import Check, Fault
+from .yardstick import Yardstick
+
+FACTOR = 2.0
+LSE_STEP = 2.0**-20  # eight fp32 rounding steps
+MIN_ROWS = 8  # fewer rows than this are too small a sample of the yardstick's error
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What a case's output is held to.
+
+    Args:
+        answer: expected values.
+        element: bound of each element of `out`.
+        row: bound of the L2 norm of each row's error.
+        partial: bound of each element of merged partials.
+        lse: bound of each LSE.
+        exact: whether `out` must be the oracle's value, rounded once.
+    """
+
+    answer: Answer
+    element: np.ndarray
+    row: np.ndarray
+    partial: np.ndarray
+    lse: np.ndarray
+    exact: bool
+
+
+def make_bound(data: AttentionData, numerics: Numerics, answer: Answer, yardstick: Yardstick) -> Bound:
+    """The bounds of a case.
+
+    The LSE's bound is fixed for fp32 scores. A variant that declares coarser scores gets twice the error that
+    the coarser scores cause in the yardstick on top, since that error is in the LSE itself.
+    """
+    pools = _pools(data)
+    dtype = data.problem.q_dtype
+    with np.errstate(invalid="ignore", over="ignore"):
+        size, norm = _largest(answer.out), _norm(answer.out)
+        element = FACTOR * _pooled(_largest(yardstick.out), size, pools)[..., None] + rounding_step(answer.out, dtype)
+        partial = FACTOR * _pooled(_largest(yardstick.partial), size, pools)[..., None]
+        # A merge of fp32 partials rounds a few times; of coarser ones, the yardstick has rounded as often.
+        partial = partial + 4 * rounding_step(np.broadcast_to(size[..., None], answer.out.shape), DType.FP32)
+        uniform_rounding = rounding_step(answer.out, dtype) / math.sqrt(12)
+        row = FACTOR * _pooled(_norm(yardstick.out), norm, pools) + _norm(uniform_rounding)
+        lse = LSE_STEP * np.maximum(1.0, np.abs(answer.lse))
+        if numerics.scores.epsilon > DType.FP32.epsilon:
+            errors = np.nan_to_num(yardstick.lse, nan=0.0, posinf=0.0)
+            lse = lse + FACTOR * _pooled(errors, np.ones_like(errors), pools)
+    return Bound(answer, element, row, partial, lse, data.exact)
+
+
+def rounding_step(values: np.ndarray, dtype: DType) -> np.ndarray:
+    """Spacing of `dtype` at each value, that of its smallest normal number at least."""
+    info = torch.finfo(dtype.torch)
+    magnitude = np.maximum(np.abs(np.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)), info.smallest_normal)
+    return np.asarray(info.eps * 2.0 ** np.floor(np.log2(magnitude)))
+
+
+def check_written(name: str, tensor: torch.Tensor, poison: Poison) -> None:
+    """Raises Fault if an element still holds the canary's bits."""
+    untouched = (bits(tensor) == canary_bits(tensor.dtype, poison)).nonzero()
+    if len(untouched):
+        where = tuple(untouched[0].tolist())
+        raise Fault(Check.WRITTEN, f"{name}{list(where)} was not written ({len(untouched)} of {tensor.numel()})")
+
+
+def check_out(got: torch.Tensor, bound: Bound) -> dict[str, float]:
+    """Worst error over bound of `out` by check.
+
+    Raises:
+        Fault: nonfinite, exact, element or row.
+    """
+    values, expected = got.double().numpy(), bound.answer.out
+    _check_nonfinite("out", values, expected)
+    if bound.exact:
+        _check_exact(got, expected)
+    with np.errstate(invalid="ignore"):
+        error = np.where(np.isfinite(expected), np.abs(values - expected), 0.0)
+    worst_element = _worst(Check.ELEMENT, "out[token, head, dim]", error, bound.element, values, expected)
+    worst_row = _worst(Check.ROW, "relative L2 of out[token, head]", _norm(error), bound.row, None, _norm(expected))
+    return {Check.ELEMENT: worst_element, Check.ROW: worst_row}
+
+
+def check_lse(got: torch.Tensor, bound: Bound) -> dict[str, float]:
+    """Worst error over bound of `lse`.
+
+    Raises:
+        Fault: nonfinite or lse.
+    """
+    values, expected = got.double().numpy(), bound.answer.lse
+    _check_nonfinite("lse", values, expected)
+    with np.errstate(invalid="ignore"):
+        error = np.where(np.isfinite(expected), np.abs(values - expected), 0.0)
+    return {Check.LSE: _worst(Check.LSE, "lse[token, head]", error, bound.lse, values, expected)}
+
+
+def _check_nonfinite(name: str, got: np.ndarray, expected: np.ndarray) -> None:
+    same = np.isnan(got) == np.isnan(expected)
+    infinite = np.isinf(got) | np.isinf(expected)
+    same &= ~infinite | (got == expected)
+    if not same.all():
+        where = tuple(int(i) for i in np.argwhere(~same)[0])
+        message = f"{name}{list(where)} is {got[where]:.6g}, expected {expected[where]:.6g}"
+        raise Fault(Check.NONFINITE, f"{message} ({int((~same).sum())} of {same.size} such)", math.inf)
+
+
+def _check_exact(got: torch.Tensor, expected: np.ndarray) -> None:
+    wanted = torch.from_numpy(expected).to(got.dtype)
+    wrong = (got != wanted).nonzero()
+    if len(wrong):
+        where = tuple(wrong[0].tolist())
+        raise Fault(
+            Check.EXACT,
+            f"out[token, head, dim]{list(where)} is {float(got[where]):.6g}, expected exactly {float(wanted[where]):.6g}"
+            f" ({len(wrong)} of {got.numel()} differ; dims hold block, slot, head, dim in turn)",
+            math.inf,
+        )
+
+
+def _worst(
+    check: Check, what: str, error: np.ndarray, bound: np.ndarray, got: np.ndarray | None, expected: np.ndarray
+) -> float:
+    """Largest error over bound.
+
+    Raises:
+        Fault: it is above 1.
+    """
+    if not error.size:
+        return 0.0
+    ratio = error / bound
+    where = np.unravel_index(int(np.argmax(ratio)), ratio.shape)
+    worst = float(ratio[where])
+    if worst > 1:
+        index = [int(i) for i in where]
+        found = "" if got is None else f"is {got[where]:.8g}, "
+        raise Fault(
+            check,
+            f"{what}{index} {found}expected {'norm ' if got is None else ''}{expected[where]:.8g}: error "
+            f"{error[where]:.3g} exceeds the bound {bound[where]:.3g} ({int((ratio > 1).sum())} of {ratio.size} do)",
+            worst,
+        )
+    return worst
+
+
+def _pools(data: AttentionData) -> np.ndarray:
+    """Pool of each token: its sequence, or -1 for all of those with few rows."""
+    starts = data.tensors["query_start_loc"].tolist()
+    pools = np.full(starts[-1], -1)
+    for seq, (start, end) in enumerate(zip(starts, starts[1:], strict=False)):
+        if (end - start) * data.problem.num_q_heads >= MIN_ROWS:
+            pools[start:end] = seq
+    return pools
+
+
+def _pooled(error: np.ndarray, size: np.ndarray, pools: np.ndarray) -> np.ndarray:
+    """Each row's size times the worst error / size of its pool. All but `pools` are [num_tokens, num_q_heads]."""
+    relative = np.divide(error, size, out=np.zeros_like(error), where=size > 0)
+    result = np.zeros_like(error)
+    for pool in np.unique(pools):
+        # Rows of a small pool are held to the worst of the case.
+        members = pools == pool
+        result[members] = (relative if pool < 0 else relative[members]).max() * size[members]
+    return result
+
+
+def _largest(values: np.ndarray) -> np.ndarray:
+    """Largest finite magnitude of each row."""
+    return np.asarray(np.where(np.isfinite(values), np.abs(values), 0.0).max(axis=-1))
+
+
+def _norm(values: np.ndarray) -> np.ndarray:
+    """L2 norm of the finite part of each row."""
+    return np.asarray(np.sqrt(np.square(np.where(np.isfinite(values), values, 0.0)).sum(axis=-1)))

@@ -1,0 +1,214 @@
+"""The tensors of a case: poisoned, guarded, laid out as the pool format says, and the oracle's private copy of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from pagedtune.kernels.launch import Access, LaunchPlan
+from pagedtune.kernels.pool_format import Layout, PoolFormat
+from pagedtune.kernels.problem import Problem
+from pagedtune.kernels.slots import attention_slots
+
+from .case import Case, Hazard
+from .content import Content, make_content
+from .memory import Carved, Poison, bits, carve, fill, reserve
+from .placement import Placement, place
+
+INT_MAX = 2**31 - 1
+TAIL_COLUMNS = 3  # table entries past the end of the longest sequence
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Everything that a bound plan touches.
+
+    Args:
+        slots: by slot name.
+        workspaces: by workspace name.
+        access: what the plan may do to each slot.
+        first_block: first block of the pool that `Carved.parent` of a pool tensor covers.
+    """
+
+    slots: Mapping[str, Carved]
+    workspaces: Mapping[str, Carved]
+    access: Mapping[str, Access]
+    first_block: int = 0
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """What `LaunchPlan.bind` takes."""
+        return {name: carved.view for name, carved in {**self.slots, **self.workspaces}.items()}
+
+    def freeze(self) -> None:
+        """Remembers the contents of everything."""
+        for carved in (*self.slots.values(), *self.workspaces.values()):
+            carved.freeze()
+
+    def snapshot(self) -> dict[str, torch.Tensor]:
+        """Private copies of all slots that are read, pools from `first_block` on."""
+        return {
+            name: (carved.view[self.first_block :] if name.endswith("_cache") else carved.view).clone()
+            for name, carved in self.slots.items()
+            if self.access[name] is not Access.OUT
+        }
+
+
+@dataclass(frozen=True)
+class AttentionData:
+    """What the oracles and the yardstick compute from: private copies, nothing that a kernel could have changed.
+
+    Args:
+        problem, pool_format: of the case.
+        tensors: copies by slot name; pools start at block `first_block`.
+        first_block: what to subtract from a table's entries.
+        exact: see `Content.exact`.
+    """
+
+    problem: Problem
+    pool_format: PoolFormat
+    tensors: Mapping[str, torch.Tensor]
+    first_block: int = 0
+    exact: bool = False
+
+
+class AttentionInputs:
+    """Makes the tensors of an attention case as often as they are needed, with the same numbers each time."""
+
+    def __init__(self, case: Case) -> None:
+        rng = np.random.default_rng(case.seed)
+        self._case = case
+        self.placement: Placement = place(case, rng)
+        self.content: Content = make_content(case, self.placement, rng)
+
+    def make(self, plan: LaunchPlan, poison: Poison, sequences: Sequence[int] | None = None) -> Inputs:
+        """Fresh tensors for a plan; with `sequences`, a batch of only these."""
+        case, content = self._case, self.content
+        chosen = range(case.workload.num_seqs) if sequences is None else sequences
+        rows = self._rows(chosen)
+        slots = {
+            "q": self._copy(content.q[rows], poison, (2, 1, 8)),
+            **make_pools(case, self.placement, content.k, content.v, poison),
+            "block_table": make_table(case, self.placement, chosen, poison),
+            "context_lens": self._ints([case.workload.context_lens[s] for s in chosen], poison),
+            "query_start_loc": self._ints(
+                [0, *np.cumsum([case.workload.query_lens[s] for s in chosen]).tolist()], poison
+            ),
+            "out": self._empty((len(rows), case.problem.num_q_heads, case.problem.head_dim_v), content.q.dtype, poison),
+        }
+        if Hazard.NO_LSE not in case.hazards:
+            slots["lse"] = self._empty((len(rows), case.problem.num_q_heads), torch.float32, poison)
+        for name in ("k_scale", "v_scale", "sinks", "alibi_slopes"):
+            values = getattr(content, name)
+            if values is not None:
+                slots[name] = self._copy(values, poison, (0,))
+        specs = attention_slots(case.problem, case.pool_format)
+        access = {name: specs[name].access for name in slots}
+        return Inputs(slots, make_workspaces(plan, poison), access, self.placement.window_start)
+
+    def data(self, before: Mapping[str, torch.Tensor]) -> AttentionData:
+        """What the oracles compute from, given the private copies of a run."""
+        case, first_block = self._case, self.placement.window_start
+        return AttentionData(case.problem, case.pool_format, before, first_block, self.content.exact)
+
+    def _rows(self, sequences: Sequence[int]) -> list[int]:
+        starts = np.concatenate([[0], np.cumsum(self._case.workload.query_lens)])
+        return [row for s in sequences for row in range(int(starts[s]), int(starts[s + 1]))]
+
+    def _empty(self, shape: Sequence[int], dtype: torch.dtype, poison: Poison) -> Carved:
+        strided = Hazard.STRIDED in self._case.hazards
+        pad = [2, *(1 for _ in shape[1:-1]), 8 if len(shape) > 2 else 5] if strided else [0] * len(shape)
+        return carve(shape, dtype, poison, pad, self._offset, canary=True)
+
+    def _copy(self, values: torch.Tensor, poison: Poison, pad: Sequence[int]) -> Carved:
+        strided = Hazard.STRIDED in self._case.hazards
+        carved = carve(values.shape, values.dtype, poison, pad if strided else (), self._offset)
+        carved.view.copy_(values)
+        return carved
+
+    def _ints(self, values: Sequence[int], poison: Poison) -> Carved:
+        return self._copy(torch.tensor(values, dtype=torch.int32), poison, (0,))
+
+    @property
+    def _offset(self) -> int:
+        return 1 if Hazard.OFFSET_BASE in self._case.hazards else 0
+
+
+def make_table(case: Case, placement: Placement, sequences: Sequence[int], poison: Poison) -> Carved:
+    """`block_table` of the chosen sequences, with what the hazards put into unused entries."""
+    longest = case.bounds if Hazard.LOOSE_BOUNDS in case.hazards else case.workload.bounds
+    columns = -(-longest.max_context_len // case.pool_format.block_size) + TAIL_COLUMNS
+    pad = (0, 5) if Hazard.STRIDED in case.hazards else (0, 0)
+    carved = carve((len(sequences), columns), torch.int32, poison, pad, int(Hazard.OFFSET_BASE in case.hazards))
+    for row, seq in enumerate(sequences):
+        table = placement.tables[seq]
+        unused = _unused_entry(case, placement, seq)
+        carved.view[row] = unused
+        for logical, block in enumerate(table):
+            carved.view[row, logical] = unused if block < 0 else placement.window_start + block
+    return carved
+
+
+def _unused_entry(case: Case, placement: Placement, seq: int) -> int:
+    if Hazard.TAIL_FOREIGN in case.hazards:
+        others = [b for s, table in enumerate(placement.tables) if s != seq for b in table if b >= 0]
+        dead = np.flatnonzero(~placement.live.any(axis=1))
+        return placement.window_start + (others[0] if others else int(dead[0]))
+    return INT_MAX if Hazard.TAIL_INT_MAX in case.hazards else -1
+
+
+def make_pools(
+    case: Case, placement: Placement, k: torch.Tensor, v: torch.Tensor, poison: Poison
+) -> dict[str, Carved]:
+    """`k_cache` and `v_cache`, poisoned except for live slots. `k`, `v` as in `Content`."""
+    pools = {}
+    for name, values, shape_of in (
+        ("k_cache", k, case.pool_format.k_shape),
+        ("v_cache", v, case.pool_format.v_shape),
+    ):
+        shape = shape_of(placement.window_start + placement.num_blocks, case.problem)
+        if placement.window_start:
+            carved = reserve(shape, values.dtype, placement.window_start)
+            fill(carved.parent, poison)
+        else:
+            # K blocks lie twice their size apart, V blocks a row more than theirs.
+            apart = shape[1] if name == "k_cache" else 1
+            pad = [0, apart if Hazard.STRIDED_POOL in case.hazards else 0, *(0 for _ in shape[2:])]
+            carved = carve(shape, values.dtype, poison, pad, int(Hazard.OFFSET_BASE in case.hazards))
+        target = canonical(carved.view[placement.window_start :], case.pool_format, name == "k_cache")
+        live = torch.from_numpy(placement.live)
+        bits(target)[live] = bits(values).view(*target.shape)[live]
+        pools[name] = carved
+    return pools
+
+
+def canonical(pool: torch.Tensor, pool_format: PoolFormat, is_k: bool) -> torch.Tensor:
+    """The same memory as [num_blocks, block_size, num_kv_heads, head_dim], x-packed K as [..., head_dim / x, x]."""
+    match pool_format.layout:
+        case Layout.NHD:
+            return pool
+        case Layout.HND:
+            return pool.permute(0, 2, 1, 3)
+        case Layout.XPACKED:
+            return pool.permute(0, 3, 1, 2, 4) if is_k else pool.permute(0, 3, 1, 2)
+
+
+def make_workspaces(plan: LaunchPlan, poison: Poison) -> dict[str, Carved]:
+    """Poisoned workspaces of a plan."""
+    return {name: carve(spec.shape, spec.dtype, poison, canary=True) for name, spec in plan.workspaces.items()}
+
+
+def element_of(offset: int, strides: Sequence[int], shape: Sequence[int]) -> tuple[int, ...] | None:
+    """Coordinates of the element at `offset` from the first one, None where no element of the view lies."""
+    order = sorted(range(len(shape)), key=lambda d: -strides[d])
+    index, rest = [0] * len(shape), offset
+    for dim in order:
+        step = max(1, strides[dim])
+        index[dim] = min(rest // step, shape[dim] - 1) if shape[dim] > 1 else 0
+        rest -= index[dim] * step
+    inside = rest == 0 and offset >= 0 and math.prod(shape) > 0
+    return tuple(index) if inside else None

@@ -1,0 +1,54 @@
+"""Jobs of the gate for a worker process: JSON in, JSON out. What a variant raises ends the job."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from pagedtune.kernels.bounds import Bucket
+from pagedtune.kernels.device import Device
+from pagedtune.kernels.pool_format import PoolFormat
+from pagedtune.kernels.problem import Problem
+from pagedtune.kernels.serial import from_jsonable, to_jsonable
+from pagedtune.kernels.variant import Config, Variant
+
+from .case import Case
+from .cell_cases import cases_for_cell
+from .external import load_variant
+from .gate import run_case
+from .verdicts import CaseResult
+
+
+def check_case(payload: dict[str, Any]) -> dict[str, Any]:
+    """Runs one case: payload `variant`, `config`, `case`, `device`; a `CaseResult` comes back."""
+    variant, config, device = _candidate(payload)
+    return _jsonable(run_case(variant, config, from_jsonable(Case, payload["case"]), device))
+
+
+def check_candidate(payload: dict[str, Any]) -> list[dict[str, Any]]:
+    """Runs what a candidate must pass before it is timed in a cell: payload `variant`, `config`, `device`, `problem`,
+    `pool_format`, `bucket`; the `CaseResult`s come back, up to the first that did not pass."""
+    variant, config, device = _candidate(payload)
+    problem = from_jsonable(Problem, payload["problem"])
+    pool_format = from_jsonable(PoolFormat, payload["pool_format"])
+    bucket = from_jsonable(Bucket, payload["bucket"])
+    results: list[dict[str, Any]] = []
+    for case in cases_for_cell(problem, pool_format, bucket, variant, config):
+        result = run_case(variant, config, case, device)
+        results.append(_jsonable(result))
+        if not result.passed:
+            break
+    return results
+
+
+def _candidate(payload: dict[str, Any]) -> tuple[Variant, Config, Device]:
+    variant = load_variant(payload["variant"])
+    return variant, variant.config_from(payload["config"]), from_jsonable(Device, payload["device"])
+
+
+def _jsonable(result: CaseResult) -> dict[str, Any]:
+    """JSON knows no infinity: an error without measure is written as the largest finite number."""
+    largest = 1e300
+    finite = {name: min(ratio, largest) for name, ratio in result.checks.items()}
+    data: dict[str, Any] = to_jsonable(replace(result, checks=finite, error_ratio=min(result.error_ratio, largest)))
+    return data

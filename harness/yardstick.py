@@ -1,0 +1,147 @@
+"""What a variant's declared precision must cost: attention emulated in exactly that precision, against the oracle.
+
+Two honest ways of the same numerics are run, a whole-row softmax and an online one over splits, because they round
+at different places; the yardstick takes the larger error of the two.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from pagedtune.kernels.dtypes import DType
+from pagedtune.kernels.variant import Numerics
+
+from .inputs import AttentionData
+from .oracle import Answer, gather
+
+SPLIT_TOKENS = 32  # of the online emulation: short, so that the merge and the order of sums count
+
+
+@dataclass(frozen=True)
+class Yardstick:
+    """Errors of the declared numerics, in absolute terms.
+
+    Args:
+        out: [num_tokens, num_q_heads, head_dim_v], after rounding to the output dtype.
+        partial: the same before that rounding: what merged partials must keep to.
+        lse: [num_tokens, num_q_heads].
+    """
+
+    out: np.ndarray
+    partial: np.ndarray
+    lse: np.ndarray
+
+
+def measure(data: AttentionData, numerics: Numerics, answer: Answer) -> Yardstick:
+    """Errors of the emulation against the oracle's `answer`."""
+    with np.errstate(invalid="ignore"):
+        errors = [_errors(data, answer, *emulated) for emulated in _emulate(data, numerics)]
+    out, partial, lse = (np.fmax(a, b) for a, b in zip(*errors, strict=True))
+    return Yardstick(out, partial, lse)
+
+
+def _errors(
+    data: AttentionData, answer: Answer, out: torch.Tensor, lse: torch.Tensor
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    rounded = out.to(data.problem.q_dtype.torch)
+    return (
+        np.abs(rounded.double().numpy() - answer.out),
+        np.abs(out.double().numpy() - answer.out),
+        np.abs(lse.double().numpy() - answer.lse),
+    )
+
+
+def _emulate(data: AttentionData, numerics: Numerics) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Output in fp32 and LSE of the whole-row and of the online way."""
+    problem = data.problem
+    shape = (data.tensors["q"].shape[0], problem.num_q_heads)
+    results = [(torch.zeros(*shape, problem.head_dim_v), torch.full(shape, -torch.inf)) for _ in range(2)]
+    starts = data.tensors["query_start_loc"].tolist()
+    for seq, context_len in enumerate(data.tensors["context_lens"].tolist()):
+        rows = slice(starts[seq], starts[seq + 1])
+        if rows.start == rows.stop:
+            continue
+        scores, values = _scores(data, seq, rows, context_len, numerics)
+        sink = torch.full((problem.num_q_heads,), -torch.inf)
+        if problem.sinks:
+            sink = data.tensors["sinks"]
+        sink = sink.view(problem.num_kv_heads, problem.gqa_ratio, 1, 1).expand(*scores.shape[:3], 1)
+        for result, method in zip(results, (_whole, _online), strict=True):
+            out, lse = method(scores, values, sink, numerics)
+            result[0][rows] = out.permute(2, 0, 1, 3).reshape(-1, *result[0].shape[1:])
+            result[1][rows] = lse.squeeze(-1).permute(2, 0, 1).reshape(-1, shape[1])
+    return results
+
+
+def _scores(
+    data: AttentionData, seq: int, rows: slice, context_len: int, numerics: Numerics
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """fp32 scores [num_kv_heads, ratio, query_len, n], -inf where not visible, and V [num_kv_heads, 1, n, head_dim_v]
+    of the n tokens that some query of the sequence sees."""
+    problem, query_len = data.problem, rows.stop - rows.start
+    first = 0
+    if problem.window is not None:
+        first = min(context_len, max(0, context_len - query_len - problem.window + 1))
+    keys, values = (torch.from_numpy(x).float() for x in gather(data, seq, first, context_len))
+    accumulate = numerics.accumulate.torch
+    q = data.tensors["q"][rows].to(accumulate)
+    grouped = q.reshape(query_len, problem.num_kv_heads, problem.gqa_ratio, -1).permute(1, 2, 0, 3)
+    raw = torch.matmul(grouped, keys.to(accumulate).permute(1, 2, 0)[:, None])
+    scores = _rounded(raw, numerics.scores).float() * problem.softmax_scale
+    if problem.soft_cap is not None:
+        scores = problem.soft_cap * torch.tanh(scores / problem.soft_cap)
+    position = torch.arange(context_len - query_len, context_len)
+    distance = torch.arange(first, context_len)[None, :] - position[:, None]  # [query_len, n]
+    if problem.alibi:
+        slopes = data.tensors["alibi_slopes"].view(problem.num_kv_heads, problem.gqa_ratio, 1, 1)
+        scores = scores + slopes * distance
+    hidden = distance > 0
+    if problem.window is not None:
+        hidden = hidden | (distance <= -problem.window)
+    return scores.masked_fill(hidden, -torch.inf), values.permute(1, 0, 2)[:, None]
+
+
+def _whole(
+    scores: torch.Tensor, values: torch.Tensor, sink: torch.Tensor, numerics: Numerics
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One softmax over the row; P is rounded after normalisation."""
+    lse = torch.logsumexp(torch.cat((scores, sink), dim=-1), dim=-1, keepdim=True)
+    p = torch.exp(scores - lse.masked_fill(lse == -torch.inf, 0.0))
+    return _product(p, values, numerics).float(), lse
+
+
+def _online(
+    scores: torch.Tensor, values: torch.Tensor, sink: torch.Tensor, numerics: Numerics
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Splits with their own maxima, P rounded before normalisation, partials rounded, merged by LSE one by one."""
+    lse = sink.clone()
+    out = torch.zeros(*scores.shape[:3], values.shape[-1])
+    for start in range(0, scores.shape[-1], SPLIT_TOKENS):
+        part = scores[..., start : start + SPLIT_TOKENS]
+        top = part.amax(dim=-1, keepdim=True)
+        p = torch.exp(part - top.masked_fill(top == -torch.inf, 0.0))
+        total = p.sum(dim=-1, keepdim=True)
+        product = _product(p, values[..., start : start + SPLIT_TOKENS, :], numerics).float()
+        partial = _rounded(product / total.clamp_min(1e-30), numerics.partials)
+        part_lse = top + total.log()
+        merged = torch.logaddexp(lse, part_lse)
+        safe = merged.masked_fill(merged == -torch.inf, 0.0)
+        out = out * torch.exp(lse - safe) + partial * torch.exp(part_lse - safe)
+        # The sink has no value: as the first term it scales a zero.
+        lse = merged
+    return out, lse
+
+
+def _product(p: torch.Tensor, values: torch.Tensor, numerics: Numerics) -> torch.Tensor:
+    accumulate = numerics.accumulate.torch
+    return torch.matmul(_rounded(p, numerics.p).to(accumulate), values.to(accumulate))
+
+
+def _rounded(tensor: torch.Tensor, dtype: DType) -> torch.Tensor:
+    """`tensor` rounded to `dtype`, still in its own dtype."""
+    if dtype.torch.itemsize >= tensor.dtype.itemsize or dtype is DType.INT8:
+        return tensor
+    return tensor.to(dtype.torch).to(tensor.dtype)
