@@ -1,0 +1,123 @@
+"""How `pagedtune check` looks: progress on stderr, coverage and failures on stdout, readable at 100 columns."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Iterable, Iterator, Sequence
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from pagedtune.harness.checking import Listing, Outcome
+from pagedtune.harness.coverage import Coverage, Tally, missing
+from pagedtune.kernels.record import Status
+
+WIDTH = 100  # of everything that is not a terminal
+LABEL_WIDTH = 12
+MAX_SHOWN_RATIO = 1e6  # above it an error has no measure: the answer is not finite where it must be
+PLAIN_EVERY_S = 5.0  # between two progress lines where there is no terminal
+LEGEND = "passed/due  ✗ failed  ? not run  – rejected by the variant  ≤ worst error as a share of the allowed one"
+
+
+def console_for(stderr: bool = False) -> Console:
+    """A console as wide as the terminal, or as `WIDTH` where there is none."""
+    console = Console(stderr=stderr, highlight=False)
+    if not console.is_terminal:
+        console.width = WIDTH
+    return console
+
+
+def with_progress(outcomes: Iterable[Outcome], total: int) -> Iterator[Outcome]:
+    """Passes `outcomes` on and shows how far it is: a bar on a terminal, now and then a line elsewhere."""
+    console = console_for(stderr=True)
+    yield from _with_bar(outcomes, total, console) if console.is_terminal else _with_lines(outcomes, total, console)
+
+
+def _with_bar(outcomes: Iterable[Outcome], total: int, console: Console) -> Iterator[Outcome]:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task, failed = progress.add_task("starting", total=total), 0
+        for outcome in outcomes:
+            failed += outcome.failed
+            text = f"{outcome.planned.variant} {outcome.planned.op}" + (f"  {failed} failed" if failed else "")
+            progress.update(task, advance=1, description=text)
+            yield outcome
+
+
+def _with_lines(outcomes: Iterable[Outcome], total: int, console: Console) -> Iterator[Outcome]:
+    last, failed = time.monotonic(), 0
+    for done, outcome in enumerate(outcomes, 1):
+        failed += outcome.failed
+        if time.monotonic() - last >= PLAIN_EVERY_S:
+            last = time.monotonic()
+            console.print(f"checked {done} of {total} cases, {failed} failed", soft_wrap=True)
+        yield outcome
+
+
+def show_coverage(console: Console, coverages: Sequence[Coverage]) -> None:
+    """One block per variant and op: a line of totals, then a line per dimension with all its values."""
+    if coverages:
+        console.print(Text(LEGEND, style="dim"))
+    for coverage in coverages:
+        total = coverage.total
+        worst = "" if total.worst is None else f", worst error {_ratio(total.worst)} of the allowed"
+        counts = f"{total.passed} passed, {total.failed} failed, {total.not_run} not run, {total.rejected} rejected"
+        console.print()
+        console.print(
+            Text.assemble((f"{coverage.variant} {coverage.op}", "bold"), f": {total.ran} ran: {counts}{worst}")
+        )
+        for dimension, tallies in coverage.by_value.items():
+            for line in _wrapped(dimension, [_cell(value, tally) for value, tally in tallies.items()], console.width):
+                console.print(line)
+
+
+def _wrapped(label: str, cells: Sequence[Text], width: int) -> Iterator[Text]:
+    line = Text(f"  {label:<{LABEL_WIDTH}}")
+    for cell in cells:
+        if line.cell_len + cell.cell_len + 2 > width and line.cell_len > LABEL_WIDTH + 2:
+            yield line
+            line = Text(" " * (LABEL_WIDTH + 2))
+        line = Text.assemble(line, cell, "  ")
+    yield line
+
+
+def _cell(value: str, tally: Tally) -> Text:
+    due = tally.ran + tally.not_run
+    parts = [value, f"{tally.passed}/{due}" if due else ""]
+    parts += [f"{mark}{count}" for mark, count in (("✗", tally.failed), ("?", tally.not_run)) if count]
+    parts += [f"–{tally.rejected}"] if tally.rejected else []
+    parts += [f"≤{_ratio(tally.worst)}"] if tally.worst is not None else []
+    style = "red" if tally.failed else "yellow" if tally.not_run else "green" if tally.is_green else "dim"
+    return Text(" ".join(part for part in parts if part), style=style)
+
+
+def _ratio(worst: float) -> str:
+    return f"{worst:.2g}" if worst < MAX_SHOWN_RATIO else "∞"
+
+
+def show_failures(console: Console, outcomes: Sequence[Outcome], listings: Sequence[Listing], repeat: str) -> None:
+    """Every failure with its reason and the command that repeats it; `repeat` holds the options common to all."""
+    for listing in listings:
+        if listing.broken:
+            console.print(f"\nFAILED {listing.broken}", style="red", soft_wrap=True, markup=False)
+    for outcome in outcomes:
+        if not outcome.failed:
+            continue
+        planned = outcome.planned
+        config = ",".join(f"{name}={value}" for name, value in planned.config.items())
+        where = f"{planned.variant}[{config}] {planned.case.key}"
+        command = f"pagedtune check {shlex.quote(planned.ref)} {repeat} --only {shlex.quote(planned.case.key)}"
+        console.print(f"\nFAILED {outcome.status} {where}", style="red", soft_wrap=True, markup=False)
+        console.print(f"  {outcome.reason}\n  {command}", soft_wrap=True, markup=False)
+
+
+def show_missing(console: Console, outcomes: Sequence[Outcome]) -> None:
+    """Cases without a verdict, counted by reason: those that were not run, and those that a variant rejects."""
+    for status, title in ((Status.NOT_RUN, "NOT RUN"), (Status.REJECTED, "REJECTED")):
+        counts = missing(outcomes, status)
+        if counts:
+            console.print(f"\n{title}", style="bold")
+        for (variant, op, reason), count in counts.items():
+            console.print(f"  {variant} {op}: {count} x {reason}", soft_wrap=True, markup=False)

@@ -1,0 +1,97 @@
+"""Which device a command is about: the one of this machine, checked against what its config file states."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pagedtune.harness.nvidia import probe_nvidia
+from pagedtune.harness.probe import probe_cpu
+from pagedtune.kernels.build_native import find_compiler
+from pagedtune.kernels.catalogue import variants_for
+from pagedtune.kernels.device import Device, DeviceKind
+from pagedtune.kernels.variant import BuildError
+
+from .configs import Configs
+from .errors import UsageError, unknown_name
+
+EXACT_FACTS = ("capability", "num_units", "registers_per_unit", "shared_bytes_per_block", "shared_bytes_per_unit")
+MEMORY_TOLERANCE = 0.10  # drivers report less than the data sheet: ECC and reserved memory take a part
+
+
+@dataclass(frozen=True)
+class Found:
+    """The device of a command, with what the user should know about the choice (may be empty)."""
+
+    device: Device
+    note: str = ""
+
+
+def find_device(name: str | None, configs: Configs) -> Found:
+    """The device called `name`, or without a name the NVIDIA GPU of this machine, else its CPU.
+
+    Raises:
+        UsageError: an unknown name, a device that is not here, or facts that contradict the config file.
+    """
+    known = configs.names("gpus")
+    if name is not None and name not in known:
+        raise unknown_name("GPU", name, known, " (files in configs/gpus; `pagedtune devices` shows them)")
+    if name == "cpu":
+        return Found(_cpu())
+    gpu = probe_nvidia()
+    if name is None:
+        return Found(_cpu()) if gpu is None else _default_gpu(gpu, configs)
+    if gpu is None or gpu.name != name:
+        raise _absent(name, gpu)
+    check_facts(configs.gpu(name).device(name), gpu)
+    return Found(gpu)
+
+
+def _cpu() -> Device:
+    try:
+        find_compiler()
+        return probe_cpu()
+    except BuildError as error:
+        raise UsageError(str(error)) from error
+
+
+def _default_gpu(gpu: Device, configs: Configs) -> Found:
+    if not variants_for(DeviceKind.CUDA):
+        return Found(
+            _cpu(), f"found {gpu.product}, but this release has no GPU kernels yet: working on the CPU of this machine"
+        )
+    if gpu.name in configs.names("gpus"):
+        check_facts(configs.gpu(gpu.name).device(gpu.name), gpu)
+    return Found(gpu)
+
+
+def _absent(name: str, gpu: Device | None) -> UsageError:
+    here = f"its GPU is {gpu.product}" if gpu is not None else "it has no NVIDIA GPU"
+    if not variants_for(DeviceKind.CUDA):
+        can = "and this release has no GPU kernels yet, so nothing can be built, proven or timed for it"
+    else:
+        can = "so nothing can be timed for it"
+    return UsageError(
+        f"{name} is not in this machine ({here}), {can}; `make tune` without GPU= tunes the CPU kernels here, "
+        f"and `pagedtune devices` shows what is known about {name}"
+    )
+
+
+def check_facts(stated: Device, live: Device) -> None:
+    """Compares a config file's facts with those of the live device; what either side does not know is skipped.
+
+    Raises:
+        UsageError: a contradiction; the message names both values.
+    """
+    wrong = [
+        f"{fact} is {getattr(stated, fact)} in the file and {getattr(live, fact)} on the device"
+        for fact in (*EXACT_FACTS, "l2_bytes")
+        if getattr(stated, fact) and getattr(live, fact) and getattr(stated, fact) != getattr(live, fact)
+    ]
+    ours, theirs = stated.memory_bytes, live.memory_bytes
+    if ours and theirs and abs(theirs / ours - 1) > MEMORY_TOLERANCE:
+        wrong.append(f"memory_bytes is {ours} in the file and {theirs} on the device")
+    if wrong:
+        raise UsageError(
+            f"configs/gpus/{stated.name}.yaml does not describe this {live.product or live.name}: {'; '.join(wrong)}; "
+            "a partitioned or different card needs a file and a name of its own"
+        )

@@ -1,0 +1,54 @@
+"""Makes a variant say what it refuses: its constraints live in `reject` alone, so that is what is asked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+
+from pagedtune.kernels.device import Device
+from pagedtune.kernels.dtypes import DType
+from pagedtune.kernels.pool_format import Layout, PoolFormat, ScaleKind
+from pagedtune.kernels.problem import Problem
+from pagedtune.kernels.variant import Variant
+
+_PLAIN = Problem(8, 2, 128)
+_UNUSUAL_PROBLEMS = (
+    {"head_dim": 4},
+    {"head_dim": 100},
+    {"head_dim": 96},
+    {"head_dim": 320},
+    {"head_dim": 512},
+    {"head_dim_v": 64},
+    {"num_q_heads": 14},
+    {"num_q_heads": 128},
+    {"window": 1000},
+    {"soft_cap": 30.0},
+    {"sinks": True},
+    {"alibi": True},
+    {"max_query_len": 16},
+)
+_KV_DTYPES = (DType.FP32, DType.BF16, DType.FP16, DType.FP8_E4M3, DType.INT8)
+
+
+def provoked_rejections(variant: Variant, device: Device) -> list[str]:
+    """The distinct reasons with which `variant` refuses everything unusual, each once, in the order met."""
+    reasons: dict[str, str] = {}  # by their text without numbers
+    for problem, pool_format in _unusual():
+        for config in variant.space(problem, pool_format, device):
+            reason = variant.reject(problem, pool_format, config, device)
+            if reason is None:
+                break
+            reasons.setdefault(re.sub(r"\d+", "#", reason), reason)
+    return list(reasons.values())
+
+
+def _unusual() -> Iterator[tuple[Problem, PoolFormat]]:
+    plain_format = PoolFormat(16, DType.BF16)
+    for change in _UNUSUAL_PROBLEMS:
+        yield replace(_PLAIN, **{"head_dim_v": 0, **change}), plain_format  # type: ignore[arg-type]
+    for kv_dtype in _KV_DTYPES:
+        for layout in Layout:
+            for block_size in (1, 16, 24, 256):
+                for scale_kind in ScaleKind:
+                    yield _PLAIN, PoolFormat(block_size, kv_dtype, layout, scale_kind)

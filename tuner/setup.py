@@ -1,0 +1,147 @@
+"""Everything before the budget starts to run: candidates listed, refusals recorded, binaries built."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from pagedtune.harness.worker import JobRaised, WorkerError
+from pagedtune.kernels.device import Device
+from pagedtune.kernels.record import Status
+from pagedtune.kernels.serial import to_jsonable
+from pagedtune.kernels.variant import Op
+
+from .bench import Jobs
+from .configs import SweepFile
+from .errors import UsageError
+from .progress import Progress
+from .records import BuildKey, Builds, Built, History, RunFacts, build_key, harness_key
+from .space import Cell, Space, VariantRef, space_of
+from .store import Store
+from .workers import WorkerPool, failure_of
+
+LIST_LIMIT_S = 60.0  # importing a variant and listing its configs
+BUILD_LIMIT_S = 400.0  # above the compiler's own limit, which gives the better message
+
+
+@dataclass(frozen=True)
+class TuneOptions:
+    """What to tune and for how long.
+
+    Args:
+        device: where; cells: what; variants: with what, by reference.
+        sweep: the sweep that the cells come from, and its name.
+        folder: e.g. `results/cpu`; fresh: start without the records found there.
+        budget_s: for all cells together, after set-up.
+        environment: versions and host, for the records; seed: of inputs and orders.
+    """
+
+    device: Device
+    cells: tuple[Cell, ...]
+    variants: tuple[str, ...]
+    sweep: SweepFile
+    sweep_name: str
+    folder: Path
+    budget_s: float
+    fresh: bool = False
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    seed: int = 0
+    jobs: Jobs = field(default_factory=Jobs)
+
+
+def list_spaces(pool: WorkerPool, options: TuneOptions) -> list[Space]:
+    """The candidates of every cell.
+
+    Raises:
+        UsageError: a variant does not load or list its configs, is for other devices, or none accepts any cell.
+    """
+    variants = [_identify(pool, ref, options) for ref in options.variants]
+    listings: dict[tuple[str, str], list[tuple[VariantRef, Any]]] = {}
+    for cell in options.cells:
+        key = cell.problem.key, cell.pool_format.key
+        if key not in listings:
+            listings[key] = [(v, _list_space(pool, v, cell, options)) for v in variants]
+    spaces = [space_of(cell, listings[cell.problem.key, cell.pool_format.key]) for cell in options.cells]
+    if not any(space.accepted for space in spaces):
+        reasons = sorted({reason for space in spaces for _, reason in space.rejected})
+        raise UsageError(
+            f"no variant accepts any cell of this sweep: {'; '.join(reasons[:3]) or 'there is no variant'}; "
+            "`pagedtune variants` shows what there is"
+        )
+    return spaces
+
+
+def _identify(pool: WorkerPool, ref: str, options: TuneOptions) -> VariantRef:
+    found = _ask(pool, ref, options.jobs.identify, {"variant": ref})
+    if (found["device_kind"], found["op"]) != (options.device.kind.value, Op.ATTENTION.value):
+        raise UsageError(
+            f"variant {found['name']} computes {found['op']} on {found['device_kind']}; this tune is about "
+            f"{Op.ATTENTION} on {options.device.kind}: name another --variant"
+        )
+    return VariantRef(ref, found["name"], found["source"])
+
+
+def _list_space(pool: WorkerPool, variant: VariantRef, cell: Cell, options: TuneOptions) -> Any:
+    return _ask(pool, variant.ref, options.jobs.space, {"variant": variant.ref, **_where(cell, options)})
+
+
+def _ask(pool: WorkerPool, ref: str, job: str, payload: Any) -> Any:
+    try:
+        return pool.call(job, payload, LIST_LIMIT_S)
+    except WorkerError as error:
+        message = error.message if isinstance(error, JobRaised) else f"variant {ref}: {error.reason}"
+        raise UsageError(message) from error
+
+
+def _where(cell: Cell, options: TuneOptions) -> dict[str, Any]:
+    return {
+        "problem": to_jsonable(cell.problem),
+        "pool_format": to_jsonable(cell.pool_format),
+        "device": to_jsonable(options.device),
+        "buckets": [to_jsonable(b) for b in dict.fromkeys(c.bucket for c in options.cells)],
+    }
+
+
+def run_facts(options: TuneOptions) -> RunFacts:
+    run_id = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
+    settings = {"sweep": options.sweep_name, "seed": options.seed}
+    return RunFacts(run_id, options.device, options.environment, settings, harness_key())
+
+
+def record_rejected(store: Store, history: History, facts: RunFacts, spaces: Iterable[Space]) -> None:
+    records = [
+        facts.record(space.cell, candidate, Built(), "gate", (Status.REJECTED, reason))
+        for space in spaces
+        for candidate, reason in space.rejected
+    ]
+    for record in store.append(*(r for r in records if not history.knows(r))):
+        history.add(record)
+
+
+def build_all(pool: WorkerPool, progress: Progress, options: TuneOptions, spaces: Sequence[Space]) -> Builds:
+    """Builds every candidate once per problem and format, in parallel; a build is in the cache the next time."""
+    wanted = {build_key(s.cell, c): (s.cell, c) for s in spaces for c in s.accepted}
+    progress.phase("build", len(wanted))
+
+    def payload_of(key: BuildKey) -> dict[str, Any]:
+        cell, candidate = wanted[key]
+        return {"variant": candidate.variant.ref, "config": dict(candidate.config), **_where(cell, options)}
+
+    # Neighbours in a space often share a binary: shuffled, two workers seldom compile the same one at once.
+    order = sorted(wanted, key=lambda key: hashlib.sha256("|".join(key).encode()).digest())
+    built: dict[BuildKey, Built] = {}
+    for key, answer in pool.map(options.jobs.build, order, payload_of, BUILD_LIMIT_S):
+        progress.step(f"{wanted[key][1].variant.name} for {key[1]} in {key[2]}")
+        built[key] = _built(answer)
+    return built
+
+
+def _built(answer: Any) -> Built:
+    if isinstance(answer, WorkerError):
+        return Built(failure=failure_of(answer))
+    return Built(tuple(answer["artifact_keys"]), answer["resources"], answer["workspace_bytes"])

@@ -1,0 +1,164 @@
+"""Tables and sentences for people; what a machine reads is `winners.json`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from pagedtune.kernels.dispatch import DispatchTable, Winner
+from pagedtune.kernels.pool_format import PoolFormat, ScaleKind
+from pagedtune.kernels.record import Record, Verdict
+
+from .formats import FormatChoice, choose_formats
+from .select import decide_all
+from .space import candidate_key
+
+MIN_WIDTH = 120  # of a table that is not on a terminal
+
+
+def console_for(stderr: bool = False) -> Console:
+    """A console as wide as the terminal, and wide enough for the tables elsewhere."""
+    console = Console(stderr=stderr, highlight=False)
+    return console if console.is_terminal else Console(stderr=stderr, highlight=False, width=MIN_WIDTH)
+
+
+def show_winners(console: Console, table: DispatchTable, records: Sequence[Record]) -> None:
+    """The winners, one table per model and dtype, then the chosen pool formats with their reasons."""
+    defaults = default_configs(records)
+    stream_gb_s = _stream(records)
+    for (model, problem), entries in groupby(table.entries, key=lambda e: (e.model, e.problem)):
+        view = _new_table(f"{model}  {problem.key}")
+        for entry in sorted(entries, key=lambda e: (e.pool_format, e.bucket, e.workload)):
+            view.add_row(*_row(entry, defaults, stream_gb_s))
+        console.print(view)
+    if table.entries:
+        console.print(_legend(table.entries, stream_gb_s), markup=False)
+
+
+def _new_table(title: str) -> Table:
+    view = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    view.add_column("format", no_wrap=True)
+    view.add_column("bucket", no_wrap=True)
+    view.add_column("variant", no_wrap=True)
+    view.add_column("config", overflow="fold", max_width=34)
+    for name in ("µs", "95% CI", "GB/s", "% stream", "× eager", "× default"):
+        view.add_column(name, justify="right", no_wrap=True)
+    view.add_column("evidence", no_wrap=True)
+    return view
+
+
+def _row(entry: Winner, defaults: Mapping[tuple[Any, ...], Mapping[str, Any]], stream_gb_s: float | None) -> list[str]:
+    default = defaults.get((entry.problem, entry.pool_format, entry.bucket, entry.variant))
+    return [
+        short_format(entry.pool_format, entry),
+        entry.bucket.key + ("" if entry.workload == "ragged" else f" {entry.workload}"),
+        entry.variant,
+        short_config(entry.config, default),
+        _number(entry.median_us),
+        f"±{_half_width(entry.ci_us, entry.median_us):.1%}",
+        _number(entry.bandwidth_gb_s),
+        "" if not stream_gb_s else f"{entry.bandwidth_gb_s / stream_gb_s:.0%}",
+        ratio_text(entry.speedup_eager),
+        ratio_text(entry.speedup_default),
+        evidence_text(entry),
+    ]
+
+
+def _half_width(ci_us: tuple[float, float], median_us: float) -> float:
+    return max(ci_us[1] - median_us, median_us - ci_us[0]) / median_us
+
+
+def short_format(pool_format: PoolFormat, entry: Winner | None = None) -> str:
+    """A format without what the problem says already (`b16-nhd` where the KV dtype is the query's)."""
+    plain = pool_format.scale_kind is ScaleKind.NONE
+    if entry is not None and plain and pool_format.kv_dtype is entry.problem.q_dtype:
+        return f"b{pool_format.block_size}-{pool_format.layout}"
+    return pool_format.key
+
+
+def short_config(config: Mapping[str, Any], default: Mapping[str, Any] | None) -> str:
+    """What differs from the default config; the whole config where that is not known."""
+    if default is None:
+        return " ".join(f"{k}={v}" for k, v in config.items()) or "(no tunables)"
+    changed = [f"{k}={v}" for k, v in config.items() if v != default.get(k)]
+    return " ".join(changed) if changed else ("default" if config else "(no tunables)")
+
+
+def evidence_text(entry: Winner) -> str:
+    """How right and how fast are known: `measured`, with the verdict where it is not from the device."""
+    if entry.verdict is Verdict.ON_DEVICE:
+        return entry.time_evidence.value
+    return f"{entry.time_evidence.value} ({entry.verdict.value})"
+
+
+def ratio_text(ratio: float | None) -> str:
+    """A speed-up, empty where it was not timed."""
+    if ratio is None:
+        return ""
+    return f"{ratio:.2f}" if ratio < 9.995 else f"{ratio:.0f}"
+
+
+def _number(value: float) -> str:
+    """Three significant digits at least, thousands apart."""
+    if value >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def default_configs(records: Iterable[Record]) -> dict[tuple[Any, ...], Mapping[str, Any]]:
+    """The config of an untuned user, by problem, format, bucket and variant."""
+    return {
+        (r.problem, r.pool_format, r.bucket, r.variant): r.config for r in records if r.provenance.get("is_default")
+    }
+
+
+def _stream(records: Sequence[Record]) -> float | None:
+    """The device's measured stream bandwidth as the latest record has it, in 10^9 bytes/s."""
+    known = [r for r in records if r.provenance.get("stream_gb_s")]
+    return float(max(known, key=lambda r: r.recorded_at).provenance["stream_gb_s"]) if known else None
+
+
+def _legend(entries: Sequence[Winner], stream_gb_s: float | None) -> str:
+    measured = f" measured here ({stream_gb_s:.1f} GB/s)" if stream_gb_s else ""
+    proven = all(e.verdict is Verdict.ON_DEVICE for e in entries)
+    return (
+        "µs: median of one launch on KV that no cache holds. CI: of the median. % stream: KV bytes per second of the "
+        f"plain read bandwidth{measured}.\n× eager, × default: speed-up over torch and over the untuned config. "
+        "config: what differs from that."
+        + (" All verdicts: on-device." if proven else " Verdict: on-device unless noted.")
+    )
+
+
+def show_formats(console: Console, choices: Sequence[FormatChoice]) -> None:
+    """The pool format chosen for each model, with the reason."""
+    view = Table(box=None, pad_edge=False, show_header=False)
+    view.add_column(no_wrap=True)
+    view.add_column(no_wrap=True, style="bold")
+    view.add_column(overflow="fold")
+    for choice in choices:
+        view.add_row(choice.model_key, "-" if choice.chosen is None else choice.chosen.key, choice.reason)
+    console.print("KV pool per model (time × memory; `pagedtune explain MODEL` shows all)", style="bold")
+    console.print(view)
+
+
+def format_choices(records: Iterable[Record], table: DispatchTable) -> tuple[FormatChoice, ...]:
+    """The outer decision behind `table`, with its costs."""
+    decisions = decide_all(records, table.device)
+    by_key = {(d.winner.record.cell_key): d.winner.record.provenance for d in decisions.values()}
+    provenances = [by_key[cell_key(entry)] for entry in table.entries]
+    return choose_formats(table.entries, provenances)
+
+
+def cell_key(entry: Winner) -> str:
+    """Equal to `Record.cell_key` of the cell's records."""
+    return "|".join((entry.op, entry.model, entry.problem.key, entry.pool_format.key, entry.bucket.key, entry.workload))
+
+
+def winner_key(entry: Winner) -> str:
+    """Equal to `Record.candidate_key` of the winner's records."""
+    return candidate_key(entry.variant, entry.config)
