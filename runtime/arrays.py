@@ -1,0 +1,40 @@
+"""Array types and the arithmetic of block edges."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+IntArray = npt.NDArray[np.int64]  # what the host computes with: indexing by int64 needs no conversion
+BoolArray = npt.NDArray[np.bool_]
+
+Count = TypeVar("Count", int, IntArray)
+
+
+def blocks_for(num_tokens: Count, block_size: int) -> Count:
+    """Blocks that hold `num_tokens` tokens: the last may be partly filled, none is empty."""
+    return -(-num_tokens // block_size)
+
+
+def as_ints(values: Any) -> IntArray:
+    """`values` as a one-dimensional int64 array, without a copy where it already is one."""
+    return np.atleast_1d(np.asarray(values, dtype=np.int64))
+
+
+def ragged_arange(counts: IntArray) -> IntArray:
+    """0..counts[0]-1, then 0..counts[1]-1, and so on, in one array."""
+    ends = np.cumsum(counts)
+    total = int(ends[-1]) if ends.size else 0
+    return np.arange(total) - np.repeat(ends - counts, counts)
+
+
+def to_device(values: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
+    """`values` as a tensor on `device`; on the CPU it shares their memory.
+
+    From pageable memory the copy to another device has read its source when this returns: no later write to
+    `values` can reach a step in flight.
+    """
+    return torch.from_numpy(values).to(device)

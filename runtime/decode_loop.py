@@ -1,0 +1,248 @@
+"""The loop around a model: schedule, run, sample, take over; step by step, streaming, or to the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from time import perf_counter_ns
+from typing import Protocol
+
+import torch
+
+from .allocator import BlockAllocator
+from .arrays import blocks_for
+from .block_tables import BlockTables
+from .errors import Invariant, InvariantViolation, PagedRuntimeError, RequestTooLarge
+from .kv_cache import KVCache
+from .metrics import Snapshot
+from .model_attention import BatchLimits
+from .plan import StepOutput, StepPlan
+from .sampling import SamplingParams, sample
+from .scheduler import Scheduler, SchedulerConfig
+from .sequence import Finished, Request
+from .step_times import StepTimes
+
+
+@dataclass(frozen=True, eq=False)
+class Forward:
+    """What a model made of a step.
+
+    Args:
+        logits: [num_sampled, vocab_size], any float dtype: one row for each sequence that samples, in order.
+        model_ns: time in the model, attention and cache kernels apart, in nanoseconds.
+        kernel_ns: time in those kernels.
+    """
+
+    logits: torch.Tensor
+    model_ns: int
+    kernel_ns: int
+
+
+class StepModel(Protocol):
+    """A model on a paged cache, as the loop needs it.
+
+    Attributes:
+        cache: its KV pools.
+        limits: the largest step that it takes.
+        vocab_size: token ids are 0 to vocab_size - 1.
+    """
+
+    cache: KVCache
+    limits: BatchLimits
+    vocab_size: int
+
+    def forward(self, plan: StepPlan) -> Forward:
+        """Runs a step: stores K and V of its tokens, attends, and returns the logits of those that are sampled."""
+        ...
+
+
+class DecodeLoop:
+    """Continuous batching over a model, one step at a time.
+
+    Requests may be added and cancelled between any two steps. Not for use from several threads at once.
+
+    Args:
+        model: what runs the steps.
+        watermark_blocks: see `SchedulerConfig`.
+        debug: records what each step reads, for `check()`.
+
+    Attributes:
+        times: where the time of all steps went; replace it to measure a stretch of its own.
+    """
+
+    def __init__(self, model: StepModel, watermark_blocks: int = 0, debug: bool = False) -> None:
+        cache, limits = model.cache, model.limits
+        self.model = model
+        self.allocator = BlockAllocator(cache.num_blocks)
+        max_blocks = blocks_for(limits.max_context_len, cache.block_size)
+        self.tables = BlockTables(limits.max_num_seqs, max_blocks, cache.block_size, cache.device)
+        config = SchedulerConfig(limits.token_budget, watermark_blocks, model.vocab_size, debug)
+        self.scheduler = Scheduler(self.allocator, self.tables, config)
+        self.times = StepTimes()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request is waiting or running."""
+        return self.scheduler.has_work
+
+    def add(self, request: Request) -> None:
+        """Queues a request.
+
+        Raises:
+            RequestTooLarge: it is longer than the model allows, or could not finish even with the pool to itself.
+            InvalidRequest: its id is in use, or a token of its prompt or stop tokens is outside the vocabulary.
+        """
+        longest = self.model.limits.max_context_len
+        if request.max_total_tokens > longest:
+            raise RequestTooLarge(
+                f"request {request.request_id!r}: {len(request.prompt)} prompt and up to {request.max_new_tokens} new "
+                f"tokens exceed max_context_len={longest}: shorten it, or raise the limit"
+            )
+        self.scheduler.add(request)
+
+    def add_all(self, requests: Iterable[Request]) -> tuple[str, ...]:
+        """Queues all of `requests` or, if one is refused, none; returns their ids.
+
+        Raises:
+            RequestTooLarge, InvalidRequest: as for `add`.
+        """
+        added: list[str] = []
+        try:
+            for request in requests:
+                self.add(request)
+                added.append(request.request_id)
+        except BaseException:
+            for request_id in added:
+                self.scheduler.cancel(request_id)
+            raise
+        return tuple(added)
+
+    def cancel(self, request_id: str) -> Finished:
+        """Ends a request now and returns what it had produced.
+
+        Raises:
+            RequestFinished: it has ended already.
+            UnknownRequest: there is none of this id.
+        """
+        return self.scheduler.cancel(request_id)
+
+    def step(self) -> StepOutput | None:
+        """Runs one step. None if there is nothing to run.
+
+        Whatever the model raises passes through: the step's sequences are then computed anew in later steps, and no
+        block and no token is lost.
+        """
+        start = perf_counter_ns()
+        plan = self.scheduler.schedule()
+        if plan is None:
+            return None
+        try:
+            forward = self.model.forward(plan)
+            tokens = sample(forward.logits, plan.sampling)
+            output = self.scheduler.commit(plan, tokens)
+        except BaseException:
+            if plan.step in self.allocator.steps_in_flight:
+                self.scheduler.abort(plan)
+            raise
+        times = self.times
+        times.steps += 1
+        times.tokens += plan.num_tokens
+        times.model_ns += forward.model_ns
+        times.kernel_ns += forward.kernel_ns
+        times.total_ns += perf_counter_ns() - start
+        return output
+
+    def stream(self, requests: Iterable[Request]) -> Iterator[tuple[str, int]]:
+        """Queues `requests` and yields (request id, token) as tokens come, until all of them have ended.
+
+        Other live requests run along; their tokens are not yielded. Closing the iterator cancels what is left.
+
+        Raises:
+            RequestTooLarge, InvalidRequest: as for `add_all`, before the first token.
+        """
+        mine = frozenset(self.add_all(requests))
+        try:
+            while self._live(mine):
+                output = self._advance()
+                for request_id, token in zip(output.request_ids.tolist(), output.tokens.tolist(), strict=True):
+                    if request_id in mine:
+                        yield request_id, token
+        finally:
+            for request_id in self._live(mine):
+                self.cancel(request_id)
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_new_tokens: int,
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        stop_token_ids: Sequence[int] = (),
+    ) -> list[Finished]:
+        """Continues all of `prompts` and returns the results in their order.
+
+        Args:
+            prompts: token ids, each at least one.
+            max_new_tokens: most tokens to generate for each.
+            sampling: for all, or one for each; greedy without.
+            stop_token_ids: tokens that end an output.
+
+        Raises:
+            RequestTooLarge, InvalidRequest: a prompt is empty or too long, or a token unknown: nothing is queued.
+            ValueError: another number of sampling parameters than prompts.
+        """
+        each = [sampling or SamplingParams()] * len(prompts) if not isinstance(sampling, Sequence) else list(sampling)
+        if len(each) != len(prompts):
+            raise ValueError(f"{len(each)} sampling parameters for {len(prompts)} prompts: give one, or one each")
+        requests = [
+            Request(f"generate-{i}", tuple(prompt), max_new_tokens, params, tuple(stop_token_ids))
+            for i, (prompt, params) in enumerate(zip(prompts, each, strict=True))
+        ]
+        return self.run(requests)
+
+    def run(self, requests: Sequence[Request]) -> list[Finished]:
+        """Runs `requests` to their end and returns the results in their order.
+
+        Raises:
+            RequestTooLarge, InvalidRequest: as for `add_all`.
+        """
+        order = self.add_all(requests)
+        results: dict[str, Finished] = {}
+        try:
+            while self._live(order):
+                results |= {finished.request_id: finished for finished in self._advance().finished}
+        finally:
+            for request_id in self._live(order):
+                self.cancel(request_id)
+        return [results[request_id] for request_id in order]
+
+    def _advance(self) -> StepOutput:
+        """A step that must exist, because requests are live and no step is in flight."""
+        output = self.step()
+        if output is None:
+            raise PagedRuntimeError(
+                "requests are live and no step could be planned: blocks are reserved, or another step is in flight"
+            )
+        return output
+
+    def _live(self, request_ids: Iterable[str]) -> list[str]:
+        live = self.scheduler.roster.live
+        return [request_id for request_id in request_ids if request_id in live]
+
+    def snapshot(self) -> Snapshot:
+        """Where the blocks are and what the queue does."""
+        return self.scheduler.snapshot()
+
+    def check(self, idle: bool = False) -> None:
+        """Derives every invariant of scheduler, tables, allocator and pool anew.
+
+        Args:
+            idle: also that nothing is live and every block is free.
+
+        Raises:
+            InvariantViolation: names the invariant.
+        """
+        self.scheduler.check()
+        self.model.cache.check()
+        if idle and (self.has_work or self.allocator.num_free != self.allocator.num_blocks):
+            detail = f"{self.allocator.num_free} of {self.allocator.num_blocks} blocks are free, and all should be"
+            raise InvariantViolation(Invariant.CONSERVATION, detail)

@@ -1,0 +1,62 @@
+"""The invariants of a scheduler, derived anew."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .allocator import BlockAllocator
+from .block_tables import BlockTables
+from .errors import Invariant, InvariantViolation
+from .roster import Roster
+from .rows import NO_TICKET
+
+
+def check_scheduler(allocator: BlockAllocator, tables: BlockTables, roster: Roster) -> None:
+    """Checks pool, tables, rows and queue against each other.
+
+    Raises:
+        InvariantViolation: the first invariant that does not hold.
+    """
+    tables.check()
+    allocator.check(tables.count_references(allocator.num_blocks))
+    _check_rows(roster)
+    _check_coverage(tables, roster)
+    _check_progress(roster, len(allocator.steps_in_flight))
+
+
+def _check_rows(roster: Roster) -> None:
+    state, running = roster.rows, roster.running
+    taken = np.flatnonzero(state.ticket != NO_TICKET)
+    if not np.array_equal(np.sort(running), taken):
+        raise InvariantViolation(Invariant.ROWS, f"rows {running.tolist()} run, rows {taken.tolist()} are taken")
+    by_row = {sequence.row: request_id for request_id, sequence in roster.live.items() if sequence.row >= 0}
+    named = {row: state.request_ids[row] for row in running.tolist()}
+    if by_row != named:
+        raise InvariantViolation(Invariant.ROWS, f"live requests have rows {by_row}, rows name {named}")
+    queued = sorted(sequence.request.request_id for sequence in roster.waiting)
+    rowless = sorted(request_id for request_id, sequence in roster.live.items() if sequence.row < 0)
+    if queued != rowless:
+        raise InvariantViolation(Invariant.ROWS, f"{queued} wait, but {rowless} are live without a row")
+
+
+def _check_coverage(tables: BlockTables, roster: Roster) -> None:
+    stored = roster.rows.num_scheduled
+    needed = (stored + tables.block_size - 1) // tables.block_size
+    wrong = np.flatnonzero(needed != tables.num_blocks)
+    if wrong.size:
+        row = int(wrong[0])
+        detail = f"row {row} names {tables.num_blocks[row]} blocks, its {stored[row]} tokens need {needed[row]}"
+        raise InvariantViolation(Invariant.COVERAGE, detail)
+
+
+def _check_progress(roster: Roster, steps_in_flight: int) -> None:
+    state = roster.rows
+    too_far = state.num_scheduled > state.num_tokens + state.num_pending
+    wrong = np.flatnonzero(too_far | (state.num_pending < 0) | (state.num_pending > steps_in_flight))
+    if wrong.size:
+        row = int(wrong[0])
+        raise InvariantViolation(
+            Invariant.ROWS,
+            f"row {row} has {state.num_tokens[row]} tokens, {state.num_pending[row]} to come from "
+            f"{steps_in_flight} steps in flight and {state.num_scheduled[row]} scheduled",
+        )

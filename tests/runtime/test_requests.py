@@ -1,0 +1,130 @@
+"""How requests end, and which are refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pagedtune.runtime.allocator import BlockAllocator
+from pagedtune.runtime.block_tables import BlockTables
+from pagedtune.runtime.errors import InvalidRequest, RequestFinished, UnknownRequest
+from pagedtune.runtime.plan import StepPlan
+from pagedtune.runtime.roster import REMEMBERED
+from pagedtune.runtime.scheduler import Scheduler, SchedulerConfig
+from pagedtune.runtime.sequence import FinishReason, Request
+
+BLOCK_SIZE = 4
+
+
+def make(num_blocks: int = 16, rows: int = 4, budget: int = 32, watermark: int = 0) -> Scheduler:
+    tables = BlockTables(rows, max_blocks=12, block_size=BLOCK_SIZE)
+    config = SchedulerConfig(budget, watermark, vocab_size=100, debug=True)
+    return Scheduler(BlockAllocator(num_blocks), tables, config)
+
+
+def request(name: str, prompt_len: int, max_new_tokens: int = 8, **more: object) -> Request:
+    return Request(name, tuple(range(prompt_len)), max_new_tokens, **more)  # type: ignore[arg-type]
+
+
+def next_plan(scheduler: Scheduler) -> StepPlan:
+    plan = scheduler.schedule()
+    assert plan is not None
+    scheduler.check()
+    return plan
+
+
+def commit(scheduler: Scheduler, plan: StepPlan, token: int = 9) -> dict[str, FinishReason]:
+    output = scheduler.commit(plan, [token] * int(plan.samples.sum()))
+    scheduler.check()
+    return {finished.request_id: finished.reason for finished in output.finished}
+
+
+def shape(plan: StepPlan) -> dict[str, int]:
+    return dict(zip(plan.request_ids.tolist(), plan.query_lens.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("moment", ["waiting", "running", "in flight", "preempted"])
+def test_cancel_at_any_point_gives_everything_back(moment: str) -> None:
+    scheduler = make()
+    scheduler.add(request("a", 6))
+    plan = None if moment == "waiting" else next_plan(scheduler)
+    if plan is not None and moment != "in flight":
+        commit(scheduler, plan)
+    if moment == "preempted":
+        scheduler.preempt("a")
+    finished = scheduler.cancel("a")
+    assert (finished.reason, len(finished.tokens)) == (FinishReason.CANCELLED, int(moment in ("running", "preempted")))
+    if plan is not None and moment == "in flight":
+        assert scheduler.snapshot().fenced == 2
+        assert commit(scheduler, plan) == {}
+    snapshot = scheduler.snapshot()
+    assert (snapshot.free, snapshot.running, snapshot.waiting, snapshot.finished) == (16, 0, 0, 1)
+    scheduler.check()
+    with pytest.raises(RequestFinished, match="has ended already: cancelled"):
+        scheduler.cancel("a")
+
+
+def test_ids_that_are_unknown_ended_or_taken() -> None:
+    scheduler = make()
+    with pytest.raises(UnknownRequest, match="'x' is unknown"):
+        scheduler.cancel("x")
+    scheduler.add(request("a", 2))
+    with pytest.raises(InvalidRequest, match="'a' is live already"):
+        scheduler.add(request("a", 2))
+    for number in range(REMEMBERED + 1):
+        scheduler.add(request(str(number), 2))
+        scheduler.cancel(str(number))
+    with pytest.raises(RequestFinished):
+        scheduler.preempt("1")
+    with pytest.raises(UnknownRequest, match="ended before the last") as found:
+        scheduler.preempt("0")
+    assert not isinstance(found.value, RequestFinished), "the memory of ended requests is bounded"
+    scheduler.add(request("1", 2))
+    assert scheduler.cancel("1").tokens == ()
+
+
+def test_a_failed_step_is_computed_anew() -> None:
+    scheduler = make()
+    scheduler.add(request("a", 5))
+    scheduler.add(request("b", 2))
+    commit(scheduler, next_plan(scheduler), token=50)
+    plan = next_plan(scheduler)
+    scheduler.abort(plan)
+    scheduler.check()
+    assert scheduler.snapshot().free == 16
+    again = next_plan(scheduler)
+    assert shape(again) == {"a": 6, "b": 3}
+    assert again.input_ids.tolist() == [0, 1, 2, 3, 4, 50, 0, 1, 50]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"), [([], "samples 1 tokens"), ([1, 2], "samples 1 tokens"), ([100], "0 to 99"), ([-1], "-1")]
+)
+def test_bad_tokens_leave_the_step_in_flight(tokens: list[int], message: str) -> None:
+    scheduler = make()
+    scheduler.add(request("a", 2))
+    plan = next_plan(scheduler)
+    with pytest.raises(ValueError, match=message):
+        scheduler.commit(plan, tokens)
+    scheduler.check()
+    assert scheduler.commit(plan, torch.tensor([5])).tokens.tolist() == [5]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"prompt": ()}, "empty prompt"),
+        ({"prompt": (1, -2)}, "token -2 in prompt"),
+        ({"prompt": (1, 100)}, "token 100 in prompt: the vocabulary has ids 0 to 99"),
+        ({"max_new_tokens": 0}, "max_new_tokens=0"),
+        ({"stop_token_ids": (100,)}, "token 100 in stop_token_ids"),
+        ({"stop_token_ids": (-1,)}, "token -1 in stop_token_ids"),
+        ({"stop_token_ids": tuple(range(9))}, "9 stop tokens: at most 8"),
+    ],
+)
+def test_bad_requests_are_refused(changes: dict[str, object], message: str) -> None:
+    values: dict[str, object] = {"request_id": "bad", "prompt": (1, 2), "max_new_tokens": 4, **changes}
+    scheduler = make()
+    with pytest.raises(InvalidRequest, match=message):
+        scheduler.add(Request(**values))  # type: ignore[arg-type]
+    assert not scheduler.has_work

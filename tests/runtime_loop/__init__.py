@@ -1,0 +1,1 @@
+"""Tests of dispatch, decode loop and adapters, with the models that they run."""

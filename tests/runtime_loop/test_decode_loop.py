@@ -1,0 +1,213 @@
+"""The loop: every request gets what it would get alone, however it is batched, preempted, cancelled or disturbed."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+
+import pytest
+import torch
+
+from pagedtune.runtime.decode_loop import DecodeLoop, Forward
+from pagedtune.runtime.errors import InvalidRequest, RequestFinished, RequestTooLarge, UnknownRequest
+from pagedtune.runtime.model_attention import BatchLimits
+from pagedtune.runtime.plan import StepPlan
+from pagedtune.runtime.sampling import SamplingParams
+from pagedtune.runtime.sequence import FinishReason, Request
+
+from .toy_model import VOCAB, ToyModel, continuation
+
+PROMPTS = [[(seed * 13 + i * 7) % VOCAB for i in range(length)] for seed, length in enumerate((1, 4, 5, 19, 2, 30, 8))]
+
+
+def loop_of(model: ToyModel) -> DecodeLoop:
+    return DecodeLoop(model, debug=True)
+
+
+def requests(max_new_tokens: int = 12) -> list[Request]:
+    return [Request(f"r{i}", tuple(prompt), max_new_tokens) for i, prompt in enumerate(PROMPTS)]
+
+
+@pytest.mark.parametrize("num_blocks", [11, 14, 40], ids=["the longest alone", "two or three", "all"])
+def test_each_request_gets_what_it_gets_alone(num_blocks: int) -> None:
+    loop = loop_of(ToyModel(num_blocks))
+    results = loop.generate(PROMPTS, 12)
+    assert [r.tokens for r in results] == [continuation(prompt, 12) for prompt in PROMPTS]
+    assert {r.reason for r in results} == {FinishReason.LENGTH}
+    assert (num_blocks < 40) == any(r.num_preemptions for r in results), "the small pools are there to preempt"
+    loop.check(idle=True)
+
+
+def test_prompts_longer_than_the_budget_run_in_chunks() -> None:
+    model = ToyModel(40, limits=BatchLimits(4, 64, 4))
+    loop = loop_of(model)
+    results = loop.generate(PROMPTS, 3)
+    assert [r.tokens for r in results] == [continuation(prompt, 3) for prompt in PROMPTS]
+    assert loop.times.tokens == sum(len(prompt) + 3 - 1 for prompt in PROMPTS)
+    loop.check(idle=True)
+
+
+def test_a_stream_yields_every_token_once_and_in_order() -> None:
+    loop = loop_of(ToyModel(14))
+    outputs = defaultdict(list)
+    for request_id, token in loop.stream(requests()):
+        outputs[request_id].append(token)
+        loop.check()
+    assert {k: tuple(v) for k, v in outputs.items()} == {
+        f"r{i}": continuation(prompt, 12) for i, prompt in enumerate(PROMPTS)
+    }
+    loop.check(idle=True)
+
+
+def test_requests_may_come_while_others_run() -> None:
+    loop = loop_of(ToyModel(40))
+    first, second = Request("first", (1, 2, 3), 10), Request("second", (4,), 5)
+    tokens = defaultdict(list)
+    loop.add(first)
+    for number in itertools.count():
+        if number == 4:
+            loop.add(second)
+        output = loop.step()
+        if output is None:
+            break
+        for request_id, token in zip(output.request_ids, output.tokens, strict=True):
+            tokens[request_id].append(int(token))
+    assert tuple(tokens["first"]) == continuation([1, 2, 3], 10)
+    assert tuple(tokens["second"]) == continuation([4], 5)
+    loop.check(idle=True)
+
+
+def test_a_stop_token_ends_its_own_request_only() -> None:
+    alone = [continuation(prompt, 12) for prompt in PROMPTS]
+    stop = alone[2][4]
+    loop = loop_of(ToyModel(40))
+    for result, tokens in zip(loop.generate(PROMPTS, 12, stop_token_ids=[stop]), alone, strict=True):
+        cut = tokens.index(stop) + 1 if stop in tokens else len(tokens)
+        assert result.tokens == tokens[:cut]
+        assert result.reason is (FinishReason.STOP if stop in tokens else FinishReason.LENGTH)
+    loop.check(idle=True)
+
+
+@pytest.mark.parametrize("after", [0, 1, 7, 30])
+def test_cancelling_at_any_time_leaves_the_others_alone(after: int) -> None:
+    loop = loop_of(ToyModel(14))
+    outputs = defaultdict(list)
+    loop.add_all(requests())
+    for _ in range(after):
+        output = loop.step()
+        assert output is not None
+        for request_id, token in zip(output.request_ids, output.tokens, strict=True):
+            outputs[request_id].append(int(token))
+    live = [request_id for request_id in ("r3", "r6") if request_id in loop.scheduler.roster.live]
+    for request_id in live:
+        cancelled = loop.cancel(request_id)
+        assert cancelled.reason is FinishReason.CANCELLED
+        assert list(cancelled.tokens) == outputs[request_id], "what was produced before is handed back"
+        loop.check()
+    while output := loop.step():
+        for request_id, token in zip(output.request_ids, output.tokens, strict=True):
+            outputs[request_id].append(int(token))
+    for i, prompt in enumerate(PROMPTS):
+        expected = continuation(prompt, 12)
+        assert tuple(outputs[f"r{i}"]) == (expected[: len(outputs[f"r{i}"])] if f"r{i}" in live else expected)
+    loop.check(idle=True)
+
+
+def test_a_closed_stream_cancels_what_is_left() -> None:
+    loop = loop_of(ToyModel(14))
+    other = Request("other", (5, 6), 20)
+    loop.add(other)
+    stream = loop.stream(requests())
+    assert next(stream)[0].startswith("r")
+    stream.close()
+    assert list(loop.scheduler.roster.live) == ["other"], "a request of somebody else goes on"
+    assert loop.run([]) == []
+    while loop.step():
+        pass
+    loop.check(idle=True)
+
+
+def test_a_failing_model_loses_no_token_and_no_block() -> None:
+    loop = loop_of(ToyModel(14, fail_at=frozenset({1, 5, 6, 20})))
+    loop.add_all(requests())
+    outputs, failures = defaultdict(list), 0
+    while loop.has_work:
+        try:
+            output = loop.step()
+        except FloatingPointError:
+            failures += 1
+            assert loop.allocator.num_free == loop.allocator.num_blocks, "the step's sequences gave everything back"
+            loop.check()
+            continue
+        assert output is not None
+        for request_id, token in zip(output.request_ids, output.tokens, strict=True):
+            outputs[request_id].append(int(token))
+    assert failures == 4
+    assert [tuple(outputs[f"r{i}"]) for i in range(len(PROMPTS))] == [continuation(p, 12) for p in PROMPTS]
+    loop.check(idle=True)
+
+
+def test_a_failure_during_generate_cancels_its_requests() -> None:
+    loop = loop_of(ToyModel(40, fail_at=frozenset({3})))
+    with pytest.raises(FloatingPointError):
+        loop.generate(PROMPTS, 12)
+    loop.check(idle=True)
+    assert loop.generate(PROMPTS[:1], 2)[0].tokens == continuation(PROMPTS[0], 2), "the loop is still good"
+
+
+def test_logits_that_are_no_numbers_do_not_pass_as_tokens() -> None:
+    class Broken(ToyModel):
+        def forward(self, plan: StepPlan) -> Forward:
+            super().forward(plan)
+            return Forward(torch.full((int(plan.samples.sum()), VOCAB), torch.nan), 1, 1)
+
+    loop = loop_of(Broken(40))
+    with pytest.raises(ValueError, match="NaN"):
+        loop.generate(PROMPTS, 2, SamplingParams(temperature=1.0, seed=1))
+    loop.check(idle=True)
+
+
+@pytest.mark.parametrize(
+    ("request_", "error", "text"),
+    [
+        (lambda: Request("x", (), 4), InvalidRequest, "empty prompt"),
+        (lambda: Request("x", (1,), 4, stop_token_ids=(VOCAB,)), InvalidRequest, "stop_token_ids"),
+        (lambda: Request("x", (VOCAB,), 4), InvalidRequest, "vocabulary"),
+        (lambda: Request("x", tuple([1] * 40), 5), RequestTooLarge, "pool"),
+        (lambda: Request("x", tuple([1] * 60), 5), RequestTooLarge, "max_context_len=64"),
+    ],
+    ids=["empty prompt", "unknown stop token", "unknown token", "longer than the pool", "longer than the model"],
+)
+def test_what_can_never_run_is_refused_and_nothing_is_queued(request_, error: type[Exception], text: str) -> None:
+    loop = loop_of(ToyModel(10))
+    with pytest.raises(error, match=text):
+        loop.add_all([Request("good", (1, 2), 3), request_()])
+    assert not loop.has_work, "all or none"
+    loop.check(idle=True)
+
+
+def test_cancelling_what_is_not_live_says_so() -> None:
+    loop = loop_of(ToyModel(10))
+    finished = loop.run([Request("done", (1, 2), 3)])
+    assert finished[0].tokens == continuation([1, 2], 3)
+    with pytest.raises(RequestFinished, match="ended already"):
+        loop.cancel("done")
+    with pytest.raises(UnknownRequest):
+        loop.cancel("never added")
+    loop.check(idle=True)
+
+
+def test_parameters_must_match_the_prompts() -> None:
+    with pytest.raises(ValueError, match="2 sampling parameters for 7 prompts"):
+        loop_of(ToyModel(40)).generate(PROMPTS, 2, [SamplingParams(), SamplingParams()])
+
+
+def test_times_add_up() -> None:
+    loop = loop_of(ToyModel(40))
+    assert loop.times.outside_share == 0.0
+    loop.generate(PROMPTS, 5)
+    times = loop.times
+    assert times.steps == loop.model.passes
+    assert times.model_ns == times.kernel_ns == times.steps, "one nanosecond each, says the toy"
+    assert times.outside_ns == times.total_ns - 2 * times.steps > 0
+    assert 0.99 < times.outside_share < 1.0
