@@ -1,0 +1,81 @@
+"""The gate is itself gated: each planted fault is refused, and for the expected reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from pagedtune.harness.case import Case
+from pagedtune.harness.gate import run_case
+from pagedtune.harness.verdicts import CaseResult
+from pagedtune.kernels.device import Device
+from pagedtune.kernels.record import Status
+from pagedtune.kernels.variant import Op
+
+from .attention_faults import FAULTS
+from .cache_faults import CACHE_FAULTS, PlantedOp
+from .plain import passes_allclose
+from .planted import Planted
+
+MAX_SHAPES = 3  # compilations a fault may cost
+MAX_CASES = 24
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name.replace(" ", "_"))
+def test_planted_attention_fault_is_refused(
+    fault: Planted, corner_cases: Callable[[Op], Sequence[Case]], device: Device, record_property: Callable[..., None]
+) -> None:
+    variant = fault.variant()
+    cases = few_shapes([case for case in corner_cases(Op.ATTENTION) if fault.where(case)])
+    assert cases, f"no case of the corner level reaches {fault.name!r}: the gate has a hole"
+    for case in cases:
+        result = run_case(variant, fault.config(case), case, device)
+        if result.status not in (Status.PASSED, Status.REJECTED):
+            plain = passes_allclose(variant, fault.config(case), case, device)
+            record_property("planted_fault", (fault.name, fault.source, result.failed, case.key, plain))
+            assert result.failed in fault.expected, result.reason
+            return
+    record_property("planted_fault", (fault.name, fault.source, "", "", None))
+    pytest.fail(f"{fault.name}: passed all {len(cases)} cases that reach it")
+
+
+@pytest.mark.parametrize("planted", CACHE_FAULTS, ids=lambda planted: planted.fault.replace(" ", "_"))
+def test_planted_cache_fault_is_refused(
+    planted: PlantedOp,
+    corner_cases: Callable[[Op], Sequence[Case]],
+    device: Device,
+    record_property: Callable[..., None],
+) -> None:
+    cases = corner_cases(planted.op)
+    failed = next((r for c in cases if not (r := run_planted(planted, c, device)).passed), None)
+    name = "" if failed is None else failed.failed
+    record_property("planted_fault", (planted.fault, planted.source, name, failed.case_key if failed else "", None))
+    assert failed is not None, f"{planted.fault}: passed all {len(cases)} cases"
+    assert name in planted.expected, failed.reason
+
+
+def run_planted(planted: PlantedOp, case: Case, device: Device) -> CaseResult:
+    """One case of a planted cache operation."""
+    return run_case(planted, planted.config_type(), case, device)
+
+
+def test_real_kernel_passes_where_the_planted_faults_fail(
+    corner_cases: Callable[[Op], Sequence[Case]], device: Device
+) -> None:
+    """The control: with no edit, the same configs and a sample of the same cases pass."""
+    control = Planted("nothing is wrong", "", (), (), num_splits=4)
+    for case in few_shapes(corner_cases(Op.ATTENTION)):
+        result = run_case(control.variant(), control.config(case), case, device)
+        assert result.status in (Status.PASSED, Status.REJECTED), result.reason
+
+
+def few_shapes(cases: Sequence[Case]) -> list[Case]:
+    """The first cases of the few shapes that occur most: each shape is a compilation."""
+    groups: dict[tuple[object, ...], list[Case]] = {}
+    for case in cases:
+        problem = case.problem
+        shape = (problem.head_dim, problem.head_dim_v, problem.gqa_ratio, problem.q_dtype, case.pool_format.kv_dtype)
+        groups.setdefault(shape, []).append(case)
+    chosen = sorted(groups.values(), key=len, reverse=True)[:MAX_SHAPES]
+    return [case for group in chosen for case in group[:MAX_CASES]]
