@@ -24,6 +24,7 @@ help: ## show this list
 	    'SWEEP=quick' 'quick, default, full or a file (default: quick)' \
 	    'BUDGET=180' 'seconds that a tune may take after set-up' \
 	    'RESULTS=results' 'folder of the records and the report' \
+	    'PROMPT="Hello"' 'what to generate an answer to' \
 	    'ARGS="--help"' 'anything else for the command line' \
 	    'PYTHON=python3.12' 'interpreter for a new environment' \
 	    'EXTRAS=gpu' 'optional dependencies to install: gpu, compiler'
@@ -62,6 +63,14 @@ bench: setup ## time given kernels without searching: make bench MODEL=llama-3-8
 .PHONY: bench-peers
 bench-peers: setup ## time our kernels against other packages' in the same process
 	@$(VENV)/python -m pagedtune.tuner.bench_peers $(ARGS)
+
+.PHONY: export
+export: setup ## write the winners as a wheel for engines into dist/: make export GPU=cpu
+	@$(PAGEDTUNE) export $(call option,GPU,--device) $(call option,MODEL,--models) $(where) $(ARGS)
+
+.PHONY: generate
+generate: setup ## export, install and generate text with SmolLM2: make generate PROMPT="Why is the sky blue?"
+	@scripts/generate.sh
 
 .PHONY: report
 report: setup ## write report.md with plots from the records: make report RESULTS=results

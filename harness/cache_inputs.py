@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -32,9 +32,13 @@ class CacheInputs:
         shape = (self._placement.num_blocks, case.pool_format.block_size, case.problem.num_kv_heads)
         self._scales = make_scales(case, rng)
         dims = (case.problem.head_dim, case.problem.head_dim_v)
-        self._pools = [store(self._numbers((*shape, dim), rng), None, case.pool_format.kv_dtype) for dim in dims]
+        numbers = [self._numbers((*shape, dim), rng) for dim in dims]
+        numbers[0] = -1 - numbers[0]  # coded K must not equal coded V
+        self._pools = [store(values, None, case.pool_format.kv_dtype) for values in numbers]
         rows = (case.workload.num_tokens, case.problem.num_kv_heads)
-        self._rows = [torch.from_numpy(rng.standard_normal((*rows, dim))).to(case.problem.q_dtype.torch) for dim in dims]
+        self._rows = [
+            torch.from_numpy(rng.standard_normal((*rows, dim))).to(case.problem.q_dtype.torch) for dim in dims
+        ]
         self._slots = self._slot_mapping(rng)
         self._pairs = self._block_pairs(rng)
 
@@ -42,7 +46,7 @@ class CacheInputs:
         """Fresh tensors for a plan. The batch is always whole: `sequences` belongs to attention."""
         case = self._case
         specs = _SLOTS[case.op](case.problem, case.pool_format)
-        slots = make_pools(case, self._placement, *self._pools, poison)
+        slots = make_pools(case, self._placement, self._pools[0], self._pools[1], poison)
         match case.op:
             case Op.KV_WRITE:
                 slots |= self._write_slots(poison)
@@ -75,7 +79,7 @@ class CacheInputs:
                 slots.append(start + slot if token >= 0 else -1)
         mapping = torch.tensor(slots, dtype=torch.int64)[rng.permutation(len(slots))]
         if Hazard.SKIPPED_TOKENS in case.hazards:
-            mapping[:: 3] = -1
+            mapping[::3] = -1
         for rows in self._rows:
             rows[mapping < 0] = torch.nan
         return mapping
@@ -133,16 +137,17 @@ def slot_specs(case: Case) -> dict[str, SlotSpec]:
     return _SLOTS[case.op](case.problem, case.pool_format)
 
 
-def expected(case: Case, before: dict[str, torch.Tensor], first_block: int) -> dict[str, torch.Tensor]:
+def expected(case: Case, before: Mapping[str, torch.Tensor], first_block: int) -> dict[str, torch.Tensor]:
     """What each INOUT slot must hold afterwards, from private copies of what it held before."""
     after = {name: tensor.clone() for name, tensor in before.items()}
     size = case.pool_format.block_size
     if case.op is Op.KV_WRITE:
-        for row, slot in enumerate(before["slot_mapping"].tolist()):
+        for token, slot in enumerate(before["slot_mapping"].tolist()):
             if slot >= 0:
                 for name in ("k", "v"):
-                    value = _stored(case, before[name][row], before.get(f"{name}_scale"))
-                    _at(case, after[f"{name}_cache"], slot // size - first_block, slot % size).copy_(value)
+                    value = _stored(case, before[name][token], before.get(f"{name}_scale"))
+                    target = _at(case, after[f"{name}_cache"], slot // size - first_block, slot % size)
+                    target.copy_(value.view(target.shape))
     elif case.op is Op.COPY_BLOCKS:
         for source, destination in before["block_pairs"].tolist():
             for name in ("k_cache", "v_cache"):
@@ -182,6 +187,4 @@ def _stored(case: Case, value: torch.Tensor, scale: torch.Tensor | None) -> torc
         case _:
             word = numbers.view(np.uint32)
             rounded = ((word + 0x7FFF + ((word >> 16) & 1)) >> 16).astype(np.uint16).view(np.int16)
-    pack = case.pool_format.pack
-    packed = case.pool_format.layout is Layout.XPACKED and value.shape[-1] % pack == 0
-    return torch.from_numpy(rounded).reshape(len(numbers), -1, pack) if packed else torch.from_numpy(rounded)
+    return torch.from_numpy(rounded)

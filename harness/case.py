@@ -6,7 +6,7 @@ import zlib
 from dataclasses import dataclass
 from enum import StrEnum
 
-from pagedtune.kernels.bounds import Bounds
+from pagedtune.kernels.bounds import Bounds, bucket_of
 from pagedtune.kernels.pool_format import PoolFormat
 from pagedtune.kernels.problem import Problem
 from pagedtune.kernels.variant import Op
@@ -90,6 +90,7 @@ class Case:
         family: how the numbers are made.
         hazards: sorted, without repetition.
         seed: of all random numbers.
+        planned_for: bounds that the plan is made for, where they are not to follow from the workload.
 
     Raises:
         ValueError: a combination that `reject_case` refuses.
@@ -102,6 +103,7 @@ class Case:
     family: Family = Family.RANDOM
     hazards: tuple[Hazard, ...] = ()
     seed: int = 0
+    planned_for: Bounds | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "hazards", tuple(sorted(set(self.hazards))))
@@ -116,7 +118,8 @@ class Case:
         hazards = "+".join(self.hazards) or "plain"
         workload = f"{self.workload.name}-{lens:08x}"
         parts = (self.op, self.problem.key, self.pool_format.key, workload, self.family, hazards, f"s{self.seed}")
-        return "|".join(parts)
+        planned = "" if self.planned_for is None else f"|planned-{bucket_of(self.planned_for).key}"
+        return "|".join(parts) + planned
 
     @property
     def bounds(self) -> Bounds:
@@ -124,6 +127,8 @@ class Case:
 
         Gathered rows count as query tokens, and a block pair as a sequence: `Bounds` knows no other sizes.
         """
+        if self.planned_for is not None:
+            return self.planned_for
         tight = self.workload.bounds
         num_seqs, context_len, query_len = tight.max_num_seqs, tight.max_context_len, tight.max_query_len
         if self.op is Op.GATHER_KV:
@@ -168,6 +173,8 @@ def reject_case(case: Case) -> str | None:
         return "saturated_cap needs a problem with a soft cap and the random family"
     if Hazard.LIVE_NAN in hazards and not (decode and case.family is Family.RANDOM):
         return "live_nan needs one query token per sequence and the random family"
+    if Hazard.LIVE_NAN in hazards and hazards & {Hazard.HUGE_SINKS, Hazard.INF_SINKS}:
+        return "live_nan needs a weight above 0 for the NaN: a huge sink leaves none"
     if Hazard.REPLAY in hazards and not decode:
         return "replay needs one query token per sequence: the earlier launch has length 0"
     if problem.max_query_len < max(case.workload.query_lens):

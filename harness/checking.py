@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import dataclass
 from queue import SimpleQueue
 from threading import Lock
+from types import TracebackType
 from typing import Any
 
 from pagedtune.harness.case import Case
@@ -19,6 +21,7 @@ from pagedtune.kernels.variant import Op
 
 LISTING_JOB = "pagedtune.harness.listing:list_cases"
 CASE_JOB = "pagedtune.harness.jobs:check_case"
+PRELOAD = ("torch", "pagedtune.harness.jobs", "pagedtune.harness.listing")  # no part of a case's time
 MAX_STREAK = 3  # crashes or time-outs in a row after which the rest of a variant is not worth the wait
 # Several workers share the cores, so that threads of OpenMP (torch's) which spin while they wait take the time from
 # those that they wait for: a case takes ten times as long on a busy machine.
@@ -75,94 +78,110 @@ class Listing:
     broken: str = ""
 
 
-def list_variant(
-    worker: Worker, ref: str, device: Device, level: str, settings: Mapping[str, str], timeout_s: float
-) -> Listing:
-    """Asks a variant for its cases.
+class Crew:
+    """The worker processes of one check, started when it is entered and ended when it is left.
 
-    Raises:
-        RequestError: the variant does not exist, or not with these settings.
+    Args:
+        device: what the variants run on.
+        jobs: how many run at once.
+        timeout_s: how long one case, or the listing of one variant, may take, in seconds.
     """
-    payload = {"variant": ref, "device": to_jsonable(device), "level": level, "settings": dict(settings)}
-    try:
-        found = worker.call(LISTING_JOB, payload, timeout_s)
-    except JobRaised as error:
-        if error.type == RequestError.__name__:
-            raise RequestError(error.message) from error
-        return Listing(ref, ref, None, broken=error.message if error.type == "VariantLoadError" else error.reason)
-    except WorkerError as error:
-        return Listing(ref, ref, None, broken=f"{ref} was asked for its cases: {error.reason}")
-    op = Op(found["op"])
-    planned = tuple(
-        Planned(ref, found["name"], op, from_jsonable(Case, entry["case"]), entry["config"], entry["rejected"])
-        for entry in found["cases"]
-    )
-    return Listing(ref, found["name"], op, planned)
 
+    def __init__(self, device: Device, jobs: int, timeout_s: float) -> None:
+        self._device, self._timeout_s = device, timeout_s
+        self._workers = [Worker(PRELOAD, environment=PATIENT) for _ in range(jobs)]
+        self._idle: SimpleQueue[Worker] = SimpleQueue()
+        for worker in self._workers:
+            self._idle.put(worker)
+        self._threads = ThreadPoolExecutor(jobs)
+        self._streaks = _Streaks()
 
-def outcomes(planned: Sequence[Planned], device: Device, jobs: int, timeout_s: float) -> Iterator[Outcome]:
-    """Runs `planned` on `jobs` workers and yields each outcome when it is there.
+    def __enter__(self) -> Crew:
+        for worker in self._workers:
+            worker.prepare()
+        return self
 
-    Closing the iterator early ends the workers at once.
-    """
-    workers = [
-        Worker(("torch", "pagedtune.harness.jobs"), environment=PATIENT) for _ in range(min(jobs, max(1, len(planned))))
-    ]
-    idle: SimpleQueue[Worker] = SimpleQueue()
-    for worker in workers:
-        idle.put(worker)
-    streaks = _Streaks()
-
-    def run(one: Planned) -> Outcome:
-        worker = idle.get()
-        try:
-            return _run(worker, one, device, timeout_s, streaks)
-        finally:
-            idle.put(worker)
-
-    pool = ThreadPoolExecutor(len(workers))
-    try:
-        for future in as_completed([pool.submit(run, one) for one in planned]):
-            yield future.result()
-    finally:
-        for worker in workers:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        for worker in self._workers:
             worker.stop()
-        pool.shutdown(cancel_futures=True)
-        for worker in workers:
+        self._threads.shutdown(cancel_futures=True)
+        for worker in self._workers:
             worker.close()
 
+    def list_variants(self, refs: Sequence[str], level: str, settings: Mapping[str, str]) -> Iterator[Listing]:
+        """The cases of each variant, in the order of `refs`.
 
-def _run(worker: Worker, one: Planned, device: Device, timeout_s: float, streaks: _Streaks) -> Outcome:
-    if one.rejected is not None:
-        return Outcome(one, Status.REJECTED, one.rejected)
-    if streaks.is_hopeless(one.ref):
-        return Outcome(one, Status.NOT_RUN, f"not run after {MAX_STREAK} crashes or time-outs in a row")
-    outcome = _attempt(worker, one, device, timeout_s)
-    streaks.count(one.ref, outcome.status in (Status.CRASHED, Status.TIMEOUT, Status.BUILD_FAILED))
-    if outcome.status is Status.CORRUPTED:
-        worker.renew()  # it wrote where it should not: later verdicts of that process would prove nothing
-    return outcome
+        Raises:
+            RequestError: a variant does not exist, or not with these settings.
+        """
+        payloads = [
+            {"variant": ref, "device": to_jsonable(self._device), "level": level, "settings": dict(settings)}
+            for ref in refs
+        ]
+        return self._threads.map(self._list, payloads)
 
+    def outcomes(self, planned: Sequence[Planned]) -> Iterator[Outcome]:
+        """Runs `planned` and yields each outcome when it is there."""
+        for future in as_completed([self._threads.submit(self._run, one) for one in planned]):
+            yield future.result()
 
-def _attempt(worker: Worker, one: Planned, device: Device, timeout_s: float) -> Outcome:
-    payload = {
-        "variant": one.ref,
-        "config": one.config,
-        "case": to_jsonable(one.case),
-        "device": to_jsonable(device),
-    }
-    try:
-        found = worker.call(CASE_JOB, payload, timeout_s)
-    except JobRaised as error:
-        status = Status.BUILD_FAILED if error.type == "BuildError" else Status.CRASHED
-        return Outcome(one, status, f"raised {error.reason}")
-    except WorkerCrashed as error:
-        return Outcome(one, Status.CRASHED, error.reason)
-    except WorkerTimeout as error:
-        return Outcome(one, Status.TIMEOUT, error.reason, duration_s=timeout_s)
-    status = Status(found["status"])
-    ratio = found["error_ratio"] if status in MEASURED else None
-    return Outcome(one, status, found["reason"], ratio, found["duration_s"])
+    def _list(self, payload: dict[str, Any]) -> Listing:
+        ref = payload["variant"]
+        try:
+            with self._worker() as worker:
+                found = worker.call(LISTING_JOB, payload, self._timeout_s)
+        except JobRaised as error:
+            if error.type == RequestError.__name__:
+                raise RequestError(error.message) from error
+            return Listing(ref, ref, None, broken=error.message if error.type == "VariantLoadError" else error.reason)
+        except WorkerError as error:
+            return Listing(ref, ref, None, broken=f"it was asked for its cases: {error.reason}")
+        op = Op(found["op"])
+        planned = tuple(
+            Planned(ref, found["name"], op, from_jsonable(Case, entry["case"]), entry["config"], entry["rejected"])
+            for entry in found["cases"]
+        )
+        return Listing(ref, found["name"], op, planned)
+
+    def _run(self, one: Planned) -> Outcome:
+        if one.rejected is not None:
+            return Outcome(one, Status.REJECTED, one.rejected)
+        if self._streaks.is_hopeless(one.ref):
+            return Outcome(one, Status.NOT_RUN, f"not run after {MAX_STREAK} crashes or time-outs in a row")
+        with self._worker() as worker:
+            outcome = self._attempt(worker, one)
+            if outcome.status is Status.CORRUPTED:
+                worker.renew()  # it wrote where it should not: later verdicts of that process would prove nothing
+        self._streaks.count(one.ref, outcome.status in (Status.CRASHED, Status.TIMEOUT, Status.BUILD_FAILED))
+        return outcome
+
+    @contextmanager
+    def _worker(self) -> Iterator[Worker]:
+        worker = self._idle.get()
+        try:
+            yield worker
+        finally:
+            self._idle.put(worker)
+
+    def _attempt(self, worker: Worker, one: Planned) -> Outcome:
+        payload = {
+            "variant": one.ref,
+            "config": one.config,
+            "case": to_jsonable(one.case),
+            "device": to_jsonable(self._device),
+        }
+        try:
+            found = worker.call(CASE_JOB, payload, self._timeout_s)
+        except JobRaised as error:
+            status = Status.BUILD_FAILED if error.type == "BuildError" else Status.CRASHED
+            return Outcome(one, status, f"raised {error.reason}")
+        except WorkerCrashed as error:
+            return Outcome(one, Status.CRASHED, error.reason)
+        except WorkerTimeout as error:
+            return Outcome(one, Status.TIMEOUT, error.reason, duration_s=self._timeout_s)
+        status = Status(found["status"])
+        ratio = found["error_ratio"] if status in MEASURED else None
+        return Outcome(one, status, found["reason"], ratio, found["duration_s"])
 
 
 class _Streaks:

@@ -1,4 +1,4 @@
-"""Error bounds: at most twice what the declared numerics cost, plus one rounding step of the output. No quota of misses.
+"""Error bounds: at most twice what the declared numerics cost, plus one rounding step. No quota of misses.
 
 The yardstick's error at one element is luck, so it is pooled: relative to each row's largest value, then the worst
 row of the sequence (of the case, where a sequence has few rows). A row is one (token, head).
@@ -8,21 +8,22 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
 
 from pagedtune.kernels.dtypes import DType
-from pagedtune.kernels.variant import Numerics
 
 from .inputs import AttentionData
 from .memory import Poison, bits, canary_bits
 from .oracle import Answer
 from .verdicts import Check, Fault
-from .yardstick import Yardstick
+from .yardstick import Yardstick, scale_error
 
 FACTOR = 2.0
 LSE_STEP = 2.0**-20  # eight fp32 rounding steps
+SCALE_SIGMAS = 4.0  # of the mean of independent rows
 MIN_ROWS = 8  # fewer rows than this are too small a sample of the yardstick's error
 
 
@@ -36,6 +37,7 @@ class Bound:
         row: bound of the L2 norm of each row's error.
         partial: bound of each element of merged partials.
         lse: bound of each LSE.
+        scale: bound of the mean scale error over all rows; infinite where they are too few.
         exact: whether `out` must be the oracle's value, rounded once.
     """
 
@@ -44,30 +46,52 @@ class Bound:
     row: np.ndarray
     partial: np.ndarray
     lse: np.ndarray
+    scale: float
     exact: bool
 
 
-def make_bound(data: AttentionData, numerics: Numerics, answer: Answer, yardstick: Yardstick) -> Bound:
+def make_bound(data: AttentionData, answer: Answer, yardstick: Yardstick) -> Bound:
     """The bounds of a case.
 
-    The LSE's bound is fixed for fp32 scores. A variant that declares coarser scores gets twice the error that
-    the coarser scores cause in the yardstick on top, since that error is in the LSE itself.
+    The LSE is held to 2^-20, or to twice the yardstick's error where that is more: coarser scores, if declared, are
+    wrong in the LSE itself, and scores of several hundred are wrong by as much even in fp32.
     """
     pools = _pools(data)
     dtype = data.problem.q_dtype
     with np.errstate(invalid="ignore", over="ignore"):
         size, norm = _largest(answer.out), _norm(answer.out)
         element = FACTOR * _pooled(_largest(yardstick.out), size, pools)[..., None] + rounding_step(answer.out, dtype)
+        element = element + yardstick.score_step
         partial = FACTOR * _pooled(_largest(yardstick.partial), size, pools)[..., None]
         # A merge of fp32 partials rounds a few times; of coarser ones, the yardstick has rounded as often.
-        partial = partial + 4 * rounding_step(np.broadcast_to(size[..., None], answer.out.shape), DType.FP32)
+        partial = (
+            partial
+            + yardstick.score_step
+            + 4 * rounding_step(np.broadcast_to(size[..., None], answer.out.shape), DType.FP32)
+        )
         uniform_rounding = rounding_step(answer.out, dtype) / math.sqrt(12)
         row = FACTOR * _pooled(_norm(yardstick.out), norm, pools) + _norm(uniform_rounding)
-        lse = LSE_STEP * np.maximum(1.0, np.abs(answer.lse))
-        if numerics.scores.epsilon > DType.FP32.epsilon:
-            errors = np.nan_to_num(yardstick.lse, nan=0.0, posinf=0.0)
-            lse = lse + FACTOR * _pooled(errors, np.ones_like(errors), pools)
-    return Bound(answer, element, row, partial, lse, data.exact)
+        row = row + _norm(yardstick.score_step)
+        errors = np.nan_to_num(yardstick.lse, nan=0.0, posinf=0.0)
+        errors = FACTOR * _pooled(errors, np.ones_like(errors), pools)
+        lse = np.maximum(lse_step(answer.lse), errors)
+    return Bound(answer, element, row, partial, lse, _scale_bound(yardstick, dtype), data.exact)
+
+
+def _scale_bound(yardstick: Yardstick, dtype: DType) -> float:
+    """Rounding errors of many rows cancel in the mean, a wrong factor does not: this finds 1 % where coarse declared
+    numerics allow each single element more. Half a rounding step on top lets a kernel truncate its output."""
+    rows = yardstick.scale.size
+    if rows < MIN_ROWS:
+        return math.inf
+    spread = float(np.sqrt(np.square(yardstick.scale).mean() / rows))
+    score_step = 4 * DType.FP32.epsilon
+    return FACTOR * abs(float(yardstick.scale.mean())) + SCALE_SIGMAS * spread + dtype.epsilon / 2 + score_step
+
+
+def lse_step(lse: np.ndarray) -> np.ndarray:
+    """2^-20 of each LSE, of 1 where it is smaller or infinite."""
+    return np.asarray(LSE_STEP * np.maximum(1.0, np.abs(np.where(np.isfinite(lse), lse, 0.0))))
 
 
 def rounding_step(values: np.ndarray, dtype: DType) -> np.ndarray:
@@ -89,7 +113,7 @@ def check_out(got: torch.Tensor, bound: Bound) -> dict[str, float]:
     """Worst error over bound of `out` by check.
 
     Raises:
-        Fault: nonfinite, exact, element or row.
+        Fault: nonfinite, exact, element, row or scale.
     """
     values, expected = got.double().numpy(), bound.answer.out
     _check_nonfinite("out", values, expected)
@@ -99,7 +123,15 @@ def check_out(got: torch.Tensor, bound: Bound) -> dict[str, float]:
         error = np.where(np.isfinite(expected), np.abs(values - expected), 0.0)
     worst_element = _worst(Check.ELEMENT, "out[token, head, dim]", error, bound.element, values, expected)
     worst_row = _worst(Check.ROW, "relative L2 of out[token, head]", _norm(error), bound.row, None, _norm(expected))
-    return {Check.ELEMENT: worst_element, Check.ROW: worst_row}
+    return {Check.ELEMENT: worst_element, Check.ROW: worst_row, Check.SCALE: _check_scale(got, bound)}
+
+
+def _check_scale(got: torch.Tensor, bound: Bound) -> float:
+    mean = float(scale_error(got, bound.answer.out).mean()) if got.numel() else 0.0
+    if abs(mean) > bound.scale:
+        message = f"out is {mean:+.3%} too large on average over all rows, more than {bound.scale:.3%}"
+        raise Fault(Check.SCALE, message, abs(mean) / bound.scale)
+    return abs(mean) / bound.scale
 
 
 def check_lse(got: torch.Tensor, bound: Bound) -> dict[str, float]:
@@ -132,8 +164,8 @@ def _check_exact(got: torch.Tensor, expected: np.ndarray) -> None:
         where = tuple(wrong[0].tolist())
         raise Fault(
             Check.EXACT,
-            f"out[token, head, dim]{list(where)} is {float(got[where]):.6g}, expected exactly {float(wanted[where]):.6g}"
-            f" ({len(wrong)} of {got.numel()} differ; dims hold block, slot, head, dim in turn)",
+            f"out[token, head, dim]{list(where)} is {float(got[where]):.6g}, expected exactly "
+            f"{float(wanted[where]):.6g} ({len(wrong)} of {got.numel()}; V codes block, slot, head, dim in turn)",
             math.inf,
         )
 
@@ -148,7 +180,7 @@ def _worst(
     """
     if not error.size:
         return 0.0
-    ratio = error / bound
+    ratio = np.nan_to_num(error / bound, nan=math.inf)  # an error that cannot be told is no error within bounds
     where = np.unravel_index(int(np.argmax(ratio)), ratio.shape)
     worst = float(ratio[where])
     if worst > 1:
@@ -167,7 +199,7 @@ def _pools(data: AttentionData) -> np.ndarray:
     """Pool of each token: its sequence, or -1 for all of those with few rows."""
     starts = data.tensors["query_start_loc"].tolist()
     pools = np.full(starts[-1], -1)
-    for seq, (start, end) in enumerate(zip(starts, starts[1:], strict=False)):
+    for seq, (start, end) in enumerate(pairwise(starts)):
         if (end - start) * data.problem.num_q_heads >= MIN_ROWS:
             pools[start:end] = seq
     return pools

@@ -54,8 +54,8 @@ def make_content(case: Case, placement: Placement, rng: np.random.Generator) -> 
         v_values = coded_values(shape, problem.head_dim_v, kv_dtype)
         k, v = store(k_values, None, kv_dtype), store(v_values, None, kv_dtype)
     else:
-        k = store(rng.standard_normal((*shape, problem.head_dim)), k_scale, kv_dtype)
-        v = store(2.0 * rng.standard_normal((*shape, problem.head_dim_v)), v_scale, kv_dtype)
+        k = store(rng.standard_normal((*shape, problem.head_dim), np.float32), k_scale, kv_dtype)
+        v = store(2 * rng.standard_normal((*shape, problem.head_dim_v), np.float32), v_scale, kv_dtype)
     if Hazard.LIVE_NAN in case.hazards:
         _plant_nan(case, placement, v, rng)
     slopes = _slopes(case, rng)
@@ -142,7 +142,11 @@ def _queries(
     shape = (case.workload.num_tokens, problem.num_q_heads, problem.head_dim)
     q = rng.standard_normal(shape)
     if case.family is Family.RANDOM:
-        std = SATURATED_SCORE_STD * (problem.soft_cap or 1.0) if Hazard.SATURATED_CAP in case.hazards else RANDOM_SCORE_STD
+        std = (
+            SATURATED_SCORE_STD * (problem.soft_cap or 1.0)
+            if Hazard.SATURATED_CAP in case.hazards
+            else RANDOM_SCORE_STD
+        )
         q *= std / (problem.softmax_scale * math.sqrt(problem.head_dim))
         return torch.from_numpy(q).to(problem.q_dtype.torch), False
     real_k = k.double().numpy()
@@ -160,9 +164,7 @@ def _queries(
 class _Aim:
     """Points queries at tokens."""
 
-    def __init__(
-        self, case: Case, placement: Placement, k: np.ndarray, slopes: np.ndarray | None, turn: int
-    ) -> None:
+    def __init__(self, case: Case, placement: Placement, k: np.ndarray, slopes: np.ndarray | None, turn: int) -> None:
         self._case, self._placement, self._k, self._slopes, self._turn = case, placement, k, slopes, turn
         self.exact = case.family is Family.CODED
 
@@ -180,17 +182,25 @@ class _Aim:
         keys = self._k[blocks, tokens % block_size]  # [visible, num_kv_heads, head_dim]
         targets = target_tokens(first, position, block_size)
         for head in range(q.shape[0]):
-            target = targets[(self._turn + head) % len(targets)]
+            target = self._choose(targets, head, q.shape[0])
             slope = 0.0 if self._slopes is None else float(self._slopes[head])
             head_keys = keys[:, head // self._case.problem.gqa_ratio]
             q[head] = self._query(head_keys, target - first, slope)
-        self._turn += q.shape[0] if q.shape[0] % len(targets) else q.shape[0] + 1
+        self._turn += q.shape[0] + 1
+
+    def _choose(self, targets: list[int], head: int, num_heads: int) -> int:
+        """One head of each token aims at the last key and one at the first; the others take turns at the rest."""
+        turn, place = self._turn, (self._turn + head) % num_heads
+        if num_heads == 1:
+            return targets[0] if turn % 2 == 0 else targets[turn // 2 % len(targets)]
+        rest = targets[2:] or targets
+        return targets[place % len(targets)] if place < 2 else rest[(turn + place) % len(rest)]
 
     def _query(self, keys: np.ndarray, target: int, slope: float) -> np.ndarray:
         scale, key = self._case.problem.softmax_scale, keys[target]
         handicap = slope * (len(keys) - 1 - target)
         if self._case.family is Family.NEEDLE:
-            return (NEEDLE_SCORE + handicap) * key / (scale * float(key @ key))
+            return np.asarray((NEEDLE_SCORE + handicap) * key / (scale * float(key @ key)))
         # Coded keys are ±k_scale: a power of two times the target's key keeps the query exact.
         dots = keys @ key
         runner_up = max(0.0, dots[dots < dots[target]].max(initial=0.0))  # 0: a sink must lose too
@@ -198,12 +208,12 @@ class _Aim:
         self.exact &= bool((keys[dots >= dots[target]] == key).all())
         factor = 2.0 ** math.ceil(math.log2((ONE_HOT_GAP + slope * len(keys)) / gap))
         self.exact &= factor * float(np.abs(key).max()) < 2048
-        return factor * key
+        return np.asarray(factor * key)
 
 
 def target_tokens(first: int, last: int, block_size: int) -> list[int]:
     """Visible tokens that a query is aimed at: last, first, then block edges and the edges of every power-of-two
-    split, at the start, in the middle and at the end, those nearest the end first."""
+    split, at the end, the start and in the middle."""
     wanted = [last, first]
     middle = (first + last) // 2
     for size in (block_size, *(1 << p for p in range(4, 15))):

@@ -91,9 +91,9 @@ class CpuSampler:
         """See `Sampler`."""
         return self._block.foreign_share(CpuUse.now(), self._num_cores)
 
-    def warm_up(self, seconds: float = WARM_UP_S) -> None:
-        """Runs all candidates in turn for at least so long and twice each, and notes how long a launch takes."""
-        end = time.perf_counter() + seconds
+    def warm_up(self) -> None:
+        """Runs all candidates in turn for `WARM_UP_S` and twice each at least, and notes how long a launch takes."""
+        end = time.perf_counter() + WARM_UP_S
         for number, candidate in enumerate(cycle(self._candidates)):
             first = number < len(self._candidates)  # pays for threads, pages and code that later launches find
             if number >= 2 * len(self._candidates) and time.perf_counter() >= end:

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from pagedtune.harness.contention import CpuUse
-from pagedtune.harness.cpu_facts import cpu_info, product_name, read_text, usable_cores
 from pagedtune.kernels.build_native import find_compiler
+from pagedtune.kernels.cpu_facts import cpu_info, product_name, read_text, usable_cores
 from pagedtune.kernels.memory import huge_page_mode
 from pagedtune.kernels.variant import BuildError
 

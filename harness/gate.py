@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
 
 from pagedtune.kernels.device import Device
 from pagedtune.kernels.native import NativeExecutor
@@ -37,7 +40,8 @@ def run_case(variant: Variant, config: Config, case: Case, device: Device) -> Ca
     checks: dict[str, float] = {}
     status, reason, failed = Status.PASSED, "", ""
     try:
-        _examine(variant, config, case, device, checks)
+        with _one_thread():
+            _examine(variant, config, case, device, checks)
     except Fault as fault:
         checks[fault.check] = max(fault.ratio, checks.get(fault.check, 0.0))
         status, reason, failed = fault.status, f"{fault.check}: {fault}", fault.check.value
@@ -45,6 +49,17 @@ def run_case(variant: Variant, config: Config, case: Case, device: Device) -> Ca
         status, reason = Status.NOT_RUN, str(error)
     ratio = max(checks.values(), default=0.0)
     return CaseResult(case.key, status, reason, ratio, checks, time.perf_counter() - started, failed)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """torch on one thread: the gate's tensors are small, and waking threads for them takes many times their time."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 class PoolUnavailable(Exception):

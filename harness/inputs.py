@@ -140,8 +140,7 @@ class AttentionInputs:
 
 def make_table(case: Case, placement: Placement, sequences: Sequence[int], poison: Poison) -> Carved:
     """`block_table` of the chosen sequences, with what the hazards put into unused entries."""
-    longest = case.bounds if Hazard.LOOSE_BOUNDS in case.hazards else case.workload.bounds
-    columns = -(-longest.max_context_len // case.pool_format.block_size) + TAIL_COLUMNS
+    columns = -(-case.bounds.max_context_len // case.pool_format.block_size) + TAIL_COLUMNS
     pad = (0, 5) if Hazard.STRIDED in case.hazards else (0, 0)
     carved = carve((len(sequences), columns), torch.int32, poison, pad, int(Hazard.OFFSET_BASE in case.hazards))
     for row, seq in enumerate(sequences):
@@ -161,9 +160,7 @@ def _unused_entry(case: Case, placement: Placement, seq: int) -> int:
     return INT_MAX if Hazard.TAIL_INT_MAX in case.hazards else -1
 
 
-def make_pools(
-    case: Case, placement: Placement, k: torch.Tensor, v: torch.Tensor, poison: Poison
-) -> dict[str, Carved]:
+def make_pools(case: Case, placement: Placement, k: torch.Tensor, v: torch.Tensor, poison: Poison) -> dict[str, Carved]:
     """`k_cache` and `v_cache`, poisoned except for live slots. `k`, `v` as in `Content`."""
     pools = {}
     for name, values, shape_of in (

@@ -55,7 +55,7 @@ class AttentionJudge:
         """See `Judge`."""
         data = self._inputs.data(before)
         answer = oracle.attention(data)
-        bound = make_bound(data, numerics, answer, yardstick.measure(data, numerics, answer))
+        bound = make_bound(data, answer, yardstick.measure(data, numerics, answer))
         self._expected = data, numerics, bound
 
     def compare(self, run: Run) -> dict[str, float]:

@@ -45,13 +45,16 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
 
 def poison_bits(dtype: torch.dtype, poison: Poison) -> int:
     """The bit pattern of the poison, as the integer that `bits` shows."""
-    return _BITS[dtype][1 if poison is Poison.NAN else 2]
+    _, nan, finite = _BITS[dtype]
+    return nan if poison is Poison.NAN else finite
 
 
 def canary_bits(dtype: torch.dtype, poison: Poison) -> int:
     """What outputs and workspaces hold before a launch: the same kind of number as the poison, in other bits."""
-    # One below where the poison is the largest number of its type.
-    return poison_bits(dtype, poison) + (-1 if dtype in (torch.int8, torch.float8_e4m3fn) else 1)
+    pattern = poison_bits(dtype, poison)
+    if dtype == torch.float8_e4m3fn:
+        return pattern ^ 0x80  # it has but two NaNs: the sign is all they differ in
+    return pattern - 1 if dtype == torch.int8 else pattern + 1
 
 
 def fill(tensor: torch.Tensor, poison: Poison) -> None:

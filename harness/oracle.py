@@ -96,12 +96,12 @@ def gather(data: AttentionData, seq: int, first: int, last: int) -> tuple[np.nda
     keys = np.empty((last - first, problem.num_kv_heads, problem.head_dim))
     values = np.empty((last - first, problem.num_kv_heads, problem.head_dim_v))
     table = data.tensors["block_table"][seq].tolist()
-    for token in range(first, last):
-        if token == first or token % size == 0:
-            block = table[token // size] - data.first_block
-            k_block, v_block = _double(data.tensors["k_cache"][block]), _double(data.tensors["v_cache"][block])
-        keys[token - first] = _token(k_block, token % size, data.pool_format.layout, problem.head_dim)
-        values[token - first] = _token(v_block, token % size, data.pool_format.layout, problem.head_dim_v)
+    for logical in range(first // size, -(-last // size)):
+        block = table[logical] - data.first_block
+        k_block, v_block = _double(data.tensors["k_cache"][block]), _double(data.tensors["v_cache"][block])
+        for token in range(max(first, logical * size), min(last, (logical + 1) * size)):
+            keys[token - first] = _token(k_block, token % size, data.pool_format.layout, problem.head_dim)
+            values[token - first] = _token(v_block, token % size, data.pool_format.layout, problem.head_dim_v)
     if data.pool_format.scale_kind is not ScaleKind.NONE:
         for head in range(problem.num_kv_heads):
             keys[:, head] *= _scale(data, "k_scale", head)
@@ -112,11 +112,11 @@ def gather(data: AttentionData, seq: int, first: int, last: int) -> tuple[np.nda
 def _token(block: np.ndarray, slot: int, layout: Layout, head_dim: int) -> np.ndarray:
     """[num_kv_heads, head_dim] of one slot of one block."""
     if layout is Layout.NHD:
-        return block[slot]
+        return np.asarray(block[slot])
     if layout is Layout.HND:
-        return block[:, slot]
+        return np.asarray(block[:, slot])
     if block.ndim == 3:  # x-packed V: [num_kv_heads, head_dim, block_size]
-        return block[:, :, slot]
+        return np.asarray(block[:, :, slot])
     packed = block[:, :, slot]  # x-packed K: [num_kv_heads, head_dim / x, x] of one slot
     return np.asarray(packed.reshape(packed.shape[0], head_dim))
 

@@ -17,7 +17,7 @@ from pagedtune.kernels.launch import LaunchPlan
 from pagedtune.kernels.variant import Numerics
 
 from .case import Family
-from .compare import LSE_STEP, Bound
+from .compare import Bound, lse_step
 from .inputs import AttentionData, Inputs
 from .memory import Poison, bits, canary_bits
 from .verdicts import Check, Fault
@@ -47,7 +47,7 @@ def check_partials(
     split_rows = used.any(dim=-1).numpy()
     ratio = _check_merge(out, lse, used, split_rows, bound)
     if family is not Family.CODED and declared is DType.FP32:
-        _check_mantissas(names["out"], out, used, _row_contexts(data))
+        _check_mantissas(names["out"], out, used, _visible_tokens(data))
     return {Check.PARTIALS: ratio}
 
 
@@ -79,7 +79,7 @@ def _check_merge(
         error = np.where(checked, np.abs(merged - exact.out), 0.0)
         lse_error = np.fmin(np.abs(merged_lse - exact.lse), np.abs(merged_lse - exact.lse_without_sink))
         lse_error = np.where(split_rows & np.isfinite(exact.lse_without_sink), lse_error, 0.0)
-        lse_limit = np.maximum(bound.lse, LSE_STEP * np.maximum(1.0, np.abs(np.nan_to_num(exact.lse_without_sink))))
+        lse_limit = np.maximum(bound.lse, lse_step(exact.lse_without_sink))
     return max(
         _worst("merged partials of out[token, head, dim]", error, limit, merged, exact.out),
         _worst("merged partial LSE[token, head]", lse_error, lse_limit, merged_lse, exact.lse),
@@ -89,7 +89,7 @@ def _check_merge(
 def _worst(what: str, error: np.ndarray, limit: np.ndarray, got: np.ndarray, expected: np.ndarray) -> float:
     if not error.size:
         return 0.0
-    ratio = np.where(np.isnan(error), math.inf, error / limit)
+    ratio = np.nan_to_num(error / limit, nan=math.inf)  # an error that cannot be told is no error within bounds
     where = np.unravel_index(int(np.argmax(ratio)), ratio.shape)
     if ratio[where] > 1:
         raise Fault(
@@ -101,9 +101,9 @@ def _worst(what: str, error: np.ndarray, limit: np.ndarray, got: np.ndarray, exp
     return float(ratio[where])
 
 
-def _check_mantissas(name: str, out: torch.Tensor, used: torch.Tensor, contexts: torch.Tensor) -> None:
+def _check_mantissas(name: str, out: torch.Tensor, used: torch.Tensor, visible: torch.Tensor) -> None:
     """fp32 partials whose values all fit a 16-bit type were rounded to it, however small the resulting error."""
-    long_enough = contexts[:, None] >= TOKENS_PER_SPLIT * used.sum(dim=-1)
+    long_enough = visible[:, None] >= TOKENS_PER_SPLIT * used.sum(dim=-1)
     values = out[used & long_enough[..., None]].float()
     values = values[values.isfinite() & (values != 0)]
     for dtype in (torch.bfloat16, torch.float16):
@@ -118,6 +118,7 @@ def _check_mantissas(name: str, out: torch.Tensor, used: torch.Tensor, contexts:
                 )
 
 
-def _row_contexts(data: AttentionData) -> torch.Tensor:
-    """Context length of each query token's sequence."""
-    return data.tensors["context_lens"].long().repeat_interleave(data.tensors["query_start_loc"].long().diff())
+def _visible_tokens(data: AttentionData) -> torch.Tensor:
+    """Tokens that each query token sees, at most."""
+    lens = data.tensors["context_lens"].long().repeat_interleave(data.tensors["query_start_loc"].long().diff())
+    return lens if data.problem.window is None else lens.clamp_max(data.problem.window)

@@ -5,18 +5,10 @@ from __future__ import annotations
 import dataclasses
 from functools import cache
 
-from pagedtune.harness.cpu_facts import (
-    base_clock_mhz,
-    cpu_info,
-    last_level_cache_bytes,
-    memory_bytes,
-    product_name,
-    usable_cores,
-    vector_isa,
-)
 from pagedtune.harness.nvidia import probe_nvidia
 from pagedtune.harness.stream import stream_curve
-from pagedtune.kernels.device import Device, DeviceKind
+from pagedtune.kernels.cpu_facts import cpu_device
+from pagedtune.kernels.device import Device
 
 
 @cache
@@ -46,14 +38,4 @@ def probe_cpu() -> Device:
 @cache
 def cpu_facts() -> Device:
     """The CPU as the system describes it; nothing is measured, so the bandwidth is not known."""
-    info = cpu_info()
-    return Device(
-        name="cpu",
-        kind=DeviceKind.CPU,
-        product=product_name(info),
-        num_units=usable_cores(),
-        l2_bytes=last_level_cache_bytes(),
-        memory_bytes=memory_bytes(),
-        base_clock_mhz=base_clock_mhz(info),
-        isa=vector_isa(info),
-    )
+    return cpu_device()

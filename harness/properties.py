@@ -82,4 +82,3 @@ def _compare(check: Check, name: str, a: torch.Tensor, b: torch.Tensor, where: s
 
 def _shown(tensor: torch.Tensor, at: tuple[int, ...]) -> str:
     return f"{float(tensor[at]):.9g}"
-

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -115,18 +116,13 @@ class Runner:
         return Run(label, poison, inputs, before, results, launch)
 
 
-class located:  # noqa: N801 - a context manager, used like a function
+@contextmanager
+def located(label: str) -> Iterator[None]:
     """Puts the run's label in front of the message of a fault raised inside."""
-
-    def __init__(self, label: str) -> None:
-        self._label = label
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, Fault):
-            raise Fault(error.check, f"[{self._label}] {error}", error.ratio) from None
+    try:
+        yield
+    except Fault as fault:
+        raise Fault(fault.check, f"[{label}] {fault}", fault.ratio) from None
 
 
 def _refuse(check: Check, label: str, name: str, carved: Carved, offset: int | None, what: str) -> None:

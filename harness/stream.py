@@ -1,8 +1,8 @@
 """How fast this machine reads memory: the measure that bandwidths are set against.
 
 Of several readings the fastest counts, since everything that disturbs one only slows it: the curve is a ceiling.
-The loop is C++ (`stream.cpp`). `torch.sum` reads a buffer beyond the caches up to a tenth slower and cannot show the
-rates inside them, where the cost of a torch call hides them.
+The loop is C++ (`stream.cpp`): beyond the caches `torch.sum` comes near it, but inside them the cost of a torch call
+hides the rates, and a ceiling for small working sets needs those.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from pathlib import Path
 import torch
 
 from pagedtune.harness.contention import MAX_FOREIGN_SHARE, CpuUse
-from pagedtune.harness.cpu_facts import read_text
 from pagedtune.kernels.artifact import cache_dir, content_key, publish
 from pagedtune.kernels.build_native import build_library
+from pagedtune.kernels.cpu_facts import read_text
 from pagedtune.kernels.device import Device
 from pagedtune.kernels.memory import huge_empty
 from pagedtune.kernels.native import load_library

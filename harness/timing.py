@@ -42,19 +42,15 @@ class Sampler(Protocol):
 
     def now_s(self) -> float:
         """A monotonic clock."""
-        ...
 
     def sample(self, candidate: int) -> Sample:
         """Times the candidate once (or one batch of launches)."""
-        ...
 
     def start_block(self) -> None:
         """Begins to watch for others."""
-        ...
 
     def foreign_share(self) -> float:
         """Share of the device that others used since `start_block`."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -251,6 +247,4 @@ def half_width(measured: Measured) -> float:
 
 def _shortfall(measured: Measured) -> list[str]:
     reached = half_width(measured)
-    if reached <= TARGET_HALF_WIDTH:
-        return []
-    return [f"stopped at ± {reached:.1%}, short of ± {TARGET_HALF_WIDTH:.1%}"]
+    return [f"stopped at ± {reached:.1%}, short of ± {TARGET_HALF_WIDTH:.1%}"] if reached > TARGET_HALF_WIDTH else []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -110,12 +110,12 @@ def time_candidates(cell: Cell) -> list[Timing | Failure]:
 
 def _time_on_cpu(cell: Cell, size: Extent) -> list[Timing | Failure]:
     torch.set_num_threads(cell.device.num_units)
-    sets = make_sets(cell.problem, cell.pool_format, cell.workload, size, cell.seed)
+    sets = _sets(cell.problem, cell.pool_format, cell.workload, size, cell.seed)
     prepared = [_guarded(partial(_prepare, cell, sets, v, c)) for v, c in cell.candidates]
     ready = [p for p in prepared if isinstance(p, _Prepared)]
     if not ready:
         return [p for p in prepared if isinstance(p, Failure)]
-    expected = expected_output(cell.problem, cell.pool_format, sets)
+    expected = _expected(cell.problem, cell.pool_format, cell.workload, size, cell.seed)
     sampler = CpuSampler([p.candidate for p in ready], cell.device.num_units)
     try:
         sampler.warm_up()
@@ -127,6 +127,17 @@ def _time_on_cpu(cell: Cell, size: Extent) -> list[Timing | Failure]:
         p if isinstance(p, Failure) else _conclude(cell, size, notes, _Timed(p, next(measured), expected))
         for p in prepared
     ]
+
+
+# The stages of one cell follow each other in one process: they share the pool and the oracle's answer.
+@lru_cache(maxsize=1)
+def _sets(problem: Problem, pool_format: PoolFormat, workload: Workload, size: Extent, seed: int) -> TimingSets:
+    return make_sets(problem, pool_format, workload, size, seed)
+
+
+@lru_cache(maxsize=1)
+def _expected(problem: Problem, pool_format: PoolFormat, workload: Workload, size: Extent, seed: int) -> Expected:
+    return expected_output(problem, pool_format, _sets(problem, pool_format, workload, size, seed))
 
 
 @dataclass(frozen=True)

@@ -33,12 +33,10 @@ class TimedCandidate(Protocol):
     @property
     def outputs(self) -> torch.Tensor:
         """NaN where nothing has been written."""
-        ...
 
     @property
     def launches(self) -> Mapping[int, Callable[[], None]]:
         """One launch for each set that was used."""
-        ...
 
 
 @dataclass(frozen=True)

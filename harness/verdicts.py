@@ -18,6 +18,7 @@ class Check(StrEnum):
     NONFINITE = "nonfinite"  # NaN and inf stand exactly where they must
     ELEMENT = "element"  # each element is within its bound
     ROW = "row"  # each (token, head) is within its relative L2 bound
+    SCALE = "scale"  # over all rows, the output is not too large or too small as a whole
     EXACT = "exact"  # coded cases and cache operations: the very value
     LSE = "lse"
     PARTIALS = "partials"  # split partials in the workspace

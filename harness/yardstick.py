@@ -28,19 +28,38 @@ class Yardstick:
         out: [num_tokens, num_q_heads, head_dim_v], after rounding to the output dtype.
         partial: the same before that rounding: what merged partials must keep to.
         lse: [num_tokens, num_q_heads].
+        scale: [num_tokens, num_q_heads], signed: by how much the emulation is too large along the exact output.
+        score_step: like `out`: at most what one rounding step of each score, in the dtype of the sums, does to the
+            output. Where two keys compete, the emulation may round them luckily and the kernel not.
     """
 
     out: np.ndarray
     partial: np.ndarray
     lse: np.ndarray
+    scale: np.ndarray
+    score_step: np.ndarray
 
 
 def measure(data: AttentionData, numerics: Numerics, answer: Answer) -> Yardstick:
     """Errors of the emulation against the oracle's `answer`."""
+    emulation = _Emulation(data, numerics)
     with np.errstate(invalid="ignore"):
-        errors = [_errors(data, answer, *emulated) for emulated in _emulate(data, numerics)]
+        errors = [_errors(data, answer, *emulated) for emulated in emulation.results]
+        step = emulation.score_step.double().numpy()
+        scales = [scale_error(out.to(data.problem.q_dtype.torch), answer.out) for out, _ in emulation.results]
     out, partial, lse = (np.fmax(a, b) for a, b in zip(*errors, strict=True))
-    return Yardstick(out, partial, lse)
+    scale = np.where(np.abs(scales[0]) >= np.abs(scales[1]), *scales)
+    return Yardstick(out, partial, lse, scale, np.nan_to_num(step, nan=0.0))
+
+
+def scale_error(got: torch.Tensor, expected: np.ndarray) -> np.ndarray:
+    """<got, expected> / <expected, expected> - 1 of each row, 0 where that is not a number."""
+    values = got.double().numpy()
+    live = np.isfinite(expected) & np.isfinite(values)
+    wanted = np.where(live, expected, 0.0)
+    norm = np.square(wanted).sum(axis=-1)
+    along = (np.where(live, values, 0.0) * wanted).sum(axis=-1)
+    return np.asarray(np.divide(along, norm, out=np.ones_like(norm), where=norm > 0) - 1)
 
 
 def _errors(
@@ -54,33 +73,47 @@ def _errors(
     )
 
 
-def _emulate(data: AttentionData, numerics: Numerics) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Output in fp32 and LSE of the whole-row and of the online way."""
-    problem = data.problem
-    shape = (data.tensors["q"].shape[0], problem.num_q_heads)
-    results = [(torch.zeros(*shape, problem.head_dim_v), torch.full(shape, -torch.inf)) for _ in range(2)]
-    starts = data.tensors["query_start_loc"].tolist()
-    for seq, context_len in enumerate(data.tensors["context_lens"].tolist()):
-        rows = slice(starts[seq], starts[seq + 1])
-        if rows.start == rows.stop:
-            continue
-        scores, values = _scores(data, seq, rows, context_len, numerics)
+class _Emulation:
+    """Output in fp32 and LSE of the whole-row and of the online way, and the step of the scores."""
+
+    def __init__(self, data: AttentionData, numerics: Numerics) -> None:
+        problem = data.problem
+        shape = (data.tensors["q"].shape[0], problem.num_q_heads)
+        self.results = [(torch.zeros(*shape, problem.head_dim_v), torch.full(shape, -torch.inf)) for _ in range(2)]
+        self.score_step = torch.zeros(*shape, problem.head_dim_v)
+        self._data, self._numerics = data, numerics
+        starts = data.tensors["query_start_loc"].tolist()
+        for seq, context_len in enumerate(data.tensors["context_lens"].tolist()):
+            rows = slice(starts[seq], starts[seq + 1])
+            if rows.start != rows.stop:
+                self._sequence(seq, rows, context_len)
+
+    def _sequence(self, seq: int, rows: slice, context_len: int) -> None:
+        problem = self._data.problem
+        scores, values, size = _scores(self._data, seq, rows, context_len, self._numerics)
         sink = torch.full((problem.num_q_heads,), -torch.inf)
         if problem.sinks:
-            sink = data.tensors["sinks"]
+            sink = self._data.tensors["sinks"]
         sink = sink.view(problem.num_kv_heads, problem.gqa_ratio, 1, 1).expand(*scores.shape[:3], 1)
-        for result, method in zip(results, (_whole, _online), strict=True):
-            out, lse = method(scores, values, sink, numerics)
-            result[0][rows] = out.permute(2, 0, 1, 3).reshape(-1, *result[0].shape[1:])
-            result[1][rows] = lse.squeeze(-1).permute(2, 0, 1).reshape(-1, shape[1])
-    return results
+        for result, method in zip(self.results, (_whole, _online), strict=True):
+            out, lse = method(scores, values, sink, self._numerics)
+            result[0][rows] = _by_token(out)
+            result[1][rows] = _by_token(lse).squeeze(-1)
+        out, lse = _whole(scores, values.abs(), sink, Numerics())
+        step = self._numerics.accumulate.epsilon * size
+        self.score_step[rows] = _by_token(step * out) + _by_token(step) * self.results[0][0][rows].abs()
+
+
+def _by_token(tensor: torch.Tensor) -> torch.Tensor:
+    """[num_kv_heads, ratio, query_len, d] as [query_len, num_q_heads, d]."""
+    return tensor.permute(2, 0, 1, 3).flatten(1, 2)
 
 
 def _scores(
     data: AttentionData, seq: int, rows: slice, context_len: int, numerics: Numerics
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """fp32 scores [num_kv_heads, ratio, query_len, n], -inf where not visible, and V [num_kv_heads, 1, n, head_dim_v]
-    of the n tokens that some query of the sequence sees."""
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """fp32 scores [num_kv_heads, ratio, query_len, n], -inf where not visible, V [num_kv_heads, 1, n, head_dim_v], and
+    the largest magnitude of a score in each row, cap aside; of the n tokens that some query of the sequence sees."""
     problem, query_len = data.problem, rows.stop - rows.start
     first = 0
     if problem.window is not None:
@@ -91,6 +124,7 @@ def _scores(
     grouped = q.reshape(query_len, problem.num_kv_heads, problem.gqa_ratio, -1).permute(1, 2, 0, 3)
     raw = torch.matmul(grouped, keys.to(accumulate).permute(1, 2, 0)[:, None])
     scores = _rounded(raw, numerics.scores).float() * problem.softmax_scale
+    size = torch.cat((scores.abs(), torch.ones(*scores.shape[:3], 1)), dim=-1).amax(dim=-1, keepdim=True)
     if problem.soft_cap is not None:
         scores = problem.soft_cap * torch.tanh(scores / problem.soft_cap)
     position = torch.arange(context_len - query_len, context_len)
@@ -101,7 +135,7 @@ def _scores(
     hidden = distance > 0
     if problem.window is not None:
         hidden = hidden | (distance <= -problem.window)
-    return scores.masked_fill(hidden, -torch.inf), values.permute(1, 0, 2)[:, None]
+    return scores.masked_fill(hidden, -torch.inf), values.permute(1, 0, 2)[:, None], size
 
 
 def _whole(

@@ -52,6 +52,10 @@ class _CpuCacheOp(Variant):
 
         return (build_library(SOURCE_DIR / "cache_ops.cpp", sorted(SOURCE_DIR.glob("*.h")), {}, _ABI),)
 
+    def binary_id(self, problem: Problem, pool_format: PoolFormat, config: Config) -> str:
+        """One library for all; see `Variant.binary_id`."""
+        return "cache_ops"
+
 
 class CpuKVWrite(_CpuCacheOp):
     """Stores new K and V at their slots, converting and scaling on the way."""

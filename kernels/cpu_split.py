@@ -102,6 +102,10 @@ class CpuSplit(Variant):
         headers = sorted(SOURCE_DIR.glob("*.h"))
         return (build_library(SOURCE_DIR / "attention.cpp", headers, defines(problem, pool_format, config), ABI),)
 
+    def binary_id(self, problem: Problem, pool_format: PoolFormat, config: Config) -> str:
+        """The preprocessor definitions; see `Variant.binary_id`."""
+        return ",".join(f"{name}={value}" for name, value in sorted(defines(problem, pool_format, config).items()))
+
     def plan(self, problem: Problem, pool_format: PoolFormat, config: Config, bounds: Bounds) -> LaunchPlan:
         """The split kernel alone, or split and merge over fp32 partials."""
         config = _own(config)

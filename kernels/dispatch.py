@@ -49,6 +49,11 @@ class Winner:
     speedup_default: float | None = None
     artifact_keys: tuple[str, ...] = ()
 
+    @property
+    def cell(self) -> tuple[str, str, Problem, PoolFormat, Bucket, str]:
+        """Identity of its cell."""
+        return self.op, self.model, self.problem, self.pool_format, self.bucket, self.workload
+
 
 @dataclass(frozen=True)
 class DispatchTable:

@@ -83,7 +83,7 @@ def compute_dtype(problem: Problem, pool_format: PoolFormat) -> DType:
 def gather_sequence(
     problem: Problem, pool_format: PoolFormat, tensors: Tensors, blocks: torch.Tensor, context_len: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """K [context_len, num_kv_heads, head_dim] and V of the first tokens of `blocks`, dequantised, in the compute dtype."""
+    """K [context_len, num_kv_heads, head_dim] and V of `blocks`' first tokens, dequantised, in the compute dtype."""
     k_blocks, v_blocks = tensors["k_cache"][blocks], tensors["v_cache"][blocks]
     if pool_format.layout is Layout.HND:
         k_blocks, v_blocks = k_blocks.transpose(1, 2), v_blocks.transpose(1, 2)

@@ -126,6 +126,14 @@ class Variant(ABC):
             BuildError: the compiler refused; the message carries its output.
         """
 
+    def binary_id(self, problem: Problem, pool_format: PoolFormat, config: Config) -> str:
+        """Names what `build` makes, without a compiler: equal names mean equal binaries.
+
+        An exported package finds its binaries by it, so a name should hold no more than what the binary depends on
+        (default: everything). Source, compiler and flags are not part of it.
+        """
+        return f"{problem.key}|{pool_format.key}|{config.key}"
+
     @abstractmethod
     def plan(self, problem: Problem, pool_format: PoolFormat, config: Config, bounds: Bounds) -> LaunchPlan:
         """The launch plan for everything within `bounds`.

@@ -41,3 +41,5 @@ class BuiltArtifacts:
             return variant.build(problem, pool_format, config, device)
         except BuildError as error:
             raise ArtifactUnavailable(str(error)) from error
+        except ModuleNotFoundError as error:  # an exported package has no builders
+            raise ArtifactUnavailable(f"nothing can be built here: {error}") from error

@@ -14,8 +14,8 @@ from .arrays import blocks_for
 from .block_tables import BlockTables
 from .errors import Invariant, InvariantViolation, PagedRuntimeError, RequestTooLarge
 from .kv_cache import KVCache
+from .limits import BatchLimits
 from .metrics import Snapshot
-from .model_attention import BatchLimits
 from .plan import StepOutput, StepPlan
 from .sampling import SamplingParams, sample
 from .scheduler import Scheduler, SchedulerConfig

@@ -76,6 +76,7 @@ class Dispatch:
         variants: all that may run.
         fallbacks: by op, names of variants tried in order, with their default config, where no table decides.
         blocklist: variants that must not run.
+        calibrated: entries measured on this very machine; each replaces the table's entry of the same cell.
     """
 
     device: Device
@@ -84,6 +85,7 @@ class Dispatch:
     variants: tuple[Variant, ...] = VARIANTS
     fallbacks: dict[Op, tuple[str, ...]] = field(default_factory=lambda: dict(DEFAULT_FALLBACKS))
     blocklist: Blocklist = field(default_factory=Blocklist.from_environment)
+    calibrated: tuple[Winner, ...] = ()
 
     def __post_init__(self) -> None:
         unknown = sorted(self.blocklist.names - {v.name for v in self.variants})
@@ -121,10 +123,13 @@ class Dispatch:
     def _tuned(
         self, table: DispatchTable, problem: Problem, pool_format: PoolFormat, bounds: Bounds
     ) -> Iterator[_Choice]:
+        winner = table.lookup(problem, pool_format, bounds)
+        here = next((e for e in self.calibrated if winner is not None and e.cell == winner.cell), None)
+        if here is not None:
+            yield _Choice(here.variant, Rung.EXACT, f"won {here.bucket.key} when calibrated on this machine", here)
         rung = rung_of(table.device, self.device)
         if rung is None:
             return
-        winner = table.lookup(problem, pool_format, bounds)
         if winner is not None:
             where = "this device" if rung is Rung.EXACT else table.device
             yield _Choice(winner.variant, rung, f"won {winner.bucket.key} ({winner.workload}) on {where}", winner)

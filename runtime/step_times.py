@@ -23,6 +23,14 @@ class StepTimes:
     model_ns: int = 0
     kernel_ns: int = 0
 
+    def add(self, other: StepTimes) -> None:
+        """Adds the sums of other steps."""
+        self.steps += other.steps
+        self.tokens += other.tokens
+        self.total_ns += other.total_ns
+        self.model_ns += other.model_ns
+        self.kernel_ns += other.kernel_ns
+
     @property
     def outside_ns(self) -> int:
         """Neither in the model nor in a kernel: scheduling, tables, bindings, sampling."""

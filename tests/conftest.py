@@ -11,6 +11,10 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+# Before torch is loaded: several test processes share the cores, and OpenMP threads that spin while they wait take the
+# time from those that they wait for (measured: a case of the gate takes ten times as long on a busy machine).
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 # The time of one example says nothing on a shared machine; pytest-timeout stops what hangs. Continuous integration
 # repeats the same examples, so that a red run is about the change at hand; other runs look for new ones.
 settings.register_profile("house", deadline=None, derandomize="CI" in os.environ)

@@ -22,7 +22,7 @@ class Jobs:
     """Names of the jobs, as `Worker.call` takes them."""
 
     build: str = "pagedtune.tuner.jobs:build_candidate"
-    check: str = "pagedtune.harness.jobs:check_candidate"
+    check: str = "pagedtune.tuner.jobs:check_candidate"
     time: str = "pagedtune.harness.timing_jobs:time_cell"
     identify: str = "pagedtune.tuner.jobs:identify_variant"
     space: str = "pagedtune.tuner.jobs:list_space"

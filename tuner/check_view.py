@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -17,8 +18,9 @@ from pagedtune.kernels.record import Status
 WIDTH = 100  # of everything that is not a terminal
 LABEL_WIDTH = 12
 MAX_SHOWN_RATIO = 1e6  # above it an error has no measure: the answer is not finite where it must be
-PLAIN_EVERY_S = 5.0  # between two progress lines where there is no terminal
-LEGEND = "passed/due  ✗ failed  ? not run  – rejected by the variant  ≤ worst error as a share of the allowed one"
+PLAIN_AFTER_S, PLAIN_EVERY_S = 2.0, 5.0  # to the first progress line where there is no terminal, and between them
+LEGEND = "passed/due   ✗ failed   ? not run   – rejected by the variant   ≤ worst error / allowed error"
+T = TypeVar("T")
 
 
 def console_for(stderr: bool = False) -> Console:
@@ -29,31 +31,30 @@ def console_for(stderr: bool = False) -> Console:
     return console
 
 
-def with_progress(outcomes: Iterable[Outcome], total: int) -> Iterator[Outcome]:
-    """Passes `outcomes` on and shows how far it is: a bar on a terminal, now and then a line elsewhere."""
+def with_progress(items: Iterable[T], total: int, what: str, describe: Callable[[T], str]) -> Iterator[T]:
+    """Passes `items` on and shows on stderr how far it is: a bar on a terminal, now and then a line elsewhere.
+
+    `what` are the items, e.g. `cases`; `describe` is what the last one was about.
+    """
     console = console_for(stderr=True)
-    yield from _with_bar(outcomes, total, console) if console.is_terminal else _with_lines(outcomes, total, console)
+    if console.is_terminal:
+        yield from _with_bar(items, total, what, describe, console)
+        return
+    due = time.monotonic() + PLAIN_AFTER_S
+    for done, item in enumerate(items, 1):
+        if time.monotonic() >= due:
+            due = time.monotonic() + PLAIN_EVERY_S
+            console.print(f"{done} of {total} {what}: {describe(item)}", soft_wrap=True, markup=False)
+        yield item
 
 
-def _with_bar(outcomes: Iterable[Outcome], total: int, console: Console) -> Iterator[Outcome]:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+def _with_bar(items: Iterable[T], total: int, what: str, describe: Callable[[T], str], console: Console) -> Iterator[T]:
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
-        task, failed = progress.add_task("starting", total=total), 0
-        for outcome in outcomes:
-            failed += outcome.failed
-            text = f"{outcome.planned.variant} {outcome.planned.op}" + (f"  {failed} failed" if failed else "")
-            progress.update(task, advance=1, description=text)
-            yield outcome
-
-
-def _with_lines(outcomes: Iterable[Outcome], total: int, console: Console) -> Iterator[Outcome]:
-    last, failed = time.monotonic(), 0
-    for done, outcome in enumerate(outcomes, 1):
-        failed += outcome.failed
-        if time.monotonic() - last >= PLAIN_EVERY_S:
-            last = time.monotonic()
-            console.print(f"checked {done} of {total} cases, {failed} failed", soft_wrap=True)
-        yield outcome
+        task = progress.add_task(what, total=total)
+        for item in items:
+            progress.update(task, advance=1, description=f"{what}: {describe(item)}")
+            yield item
 
 
 def show_coverage(console: Console, coverages: Sequence[Coverage]) -> None:
@@ -62,7 +63,7 @@ def show_coverage(console: Console, coverages: Sequence[Coverage]) -> None:
         console.print(Text(LEGEND, style="dim"))
     for coverage in coverages:
         total = coverage.total
-        worst = "" if total.worst is None else f", worst error {_ratio(total.worst)} of the allowed"
+        worst = "" if total.worst is None else f", worst ≤{_ratio(total.worst)}"
         counts = f"{total.passed} passed, {total.failed} failed, {total.not_run} not run, {total.rejected} rejected"
         console.print()
         console.print(
@@ -107,7 +108,7 @@ def show_failures(console: Console, outcomes: Sequence[Outcome], listings: Seque
             continue
         planned = outcome.planned
         config = ",".join(f"{name}={value}" for name, value in planned.config.items())
-        where = f"{planned.variant}[{config}] {planned.case.key}"
+        where = f"{planned.variant}{f'[{config}]' if config else ''} {planned.case.key}"
         command = f"pagedtune check {shlex.quote(planned.ref)} {repeat} --only {shlex.quote(planned.case.key)}"
         console.print(f"\nFAILED {outcome.status} {where}", style="red", soft_wrap=True, markup=False)
         console.print(f"  {outcome.reason}\n  {command}", soft_wrap=True, markup=False)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import typer
 
-from . import cli_check, cli_explain, cli_show, cli_tune
+from . import cli_check, cli_explain, cli_export, cli_report, cli_show, cli_tune
 from .errors import UsageError
 
 EXIT_USAGE, EXIT_INTERRUPTED = 2, 130
+# Typer has carried its own copy of click since 0.20 or so; its errors are found through the one it exports.
+_COMMAND_LINE_ERROR: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 
 
 def make_app() -> typer.Typer:
@@ -18,13 +21,13 @@ def make_app() -> typer.Typer:
     app = typer.Typer(
         name="pagedtune",
         help="Find, prove and ship the fastest correct paged-attention kernel for a device and a model shape.\n\n"
-        "Start with `pagedtune tune`; it takes three minutes.",
+        "Start with `pagedtune tune`: it takes about three minutes.",
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
     )
-    for part in (cli_show, cli_check, cli_tune, cli_explain):
+    for part in (cli_show, cli_check, cli_tune, cli_explain, cli_report, cli_export):
         part.register(app)
     return app
 
@@ -38,12 +41,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         code = command.main(args=arguments, prog_name="pagedtune", standalone_mode=False)
     except UsageError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return EXIT_USAGE
+        return _refuse(str(error))
+    except _COMMAND_LINE_ERROR as error:
+        return _refuse_command_line(error)
     except (KeyboardInterrupt, typer.Abort):
         print("stopped; what was recorded stays, and the same command goes on from there", file=sys.stderr)
         return EXIT_INTERRUPTED
+    except BrokenPipeError:  # `pagedtune winners | head`
+        sys.stderr.close()
+        return 0
     return code if isinstance(code, int) else 0
+
+
+def _refuse(message: str) -> int:
+    print(f"error: {message}", file=sys.stderr)
+    return EXIT_USAGE
+
+
+def _refuse_command_line(error: Any) -> int:
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context is not None else "pagedtune"
+    text = " ".join(error.format_message().split())
+    if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help
+        print(error.format_message())
+        return EXIT_USAGE
+    return _refuse(f"{text.rstrip('.')} (`{path} --help` shows what there is)")
 
 
 if __name__ == "__main__":

@@ -14,13 +14,12 @@ from typing import Annotated, TypeVar
 import typer
 
 from pagedtune.harness.case import Level
-from pagedtune.harness.checking import Listing, Outcome, list_variant, outcomes
+from pagedtune.harness.checking import Crew, Listing, Outcome
 from pagedtune.harness.coverage import coverage_of, shortfall
 from pagedtune.harness.external import RequestError, absolute_ref
 from pagedtune.harness.junit import junit_xml
 from pagedtune.harness.nvidia import probe_nvidia
 from pagedtune.harness.probe import cpu_facts
-from pagedtune.harness.worker import Worker
 from pagedtune.kernels.artifact import publish
 from pagedtune.kernels.catalogue import VARIANTS
 from pagedtune.kernels.device import Device
@@ -32,6 +31,7 @@ from .errors import UsageError, unknown_name
 
 E = TypeVar("E", bound=StrEnum)
 EXIT_OK, EXIT_FAILED, EXIT_INTERRUPTED = 0, 1, 130
+UNLOADED = "it gave no cases, for the reason above"
 NO_CASE = "there is no case for it at this level, so nothing was checked"
 
 
@@ -76,6 +76,8 @@ def check(
 ) -> None:
     """Prove variants against the oracle, each case in a process of its own.
 
+    Example: pagedtune check cpu_split --junit junit.xml
+
     Exit code 0: every case ran and passed (or is one that the variant itself rejects). 1: a case failed, a case was
     not run, or a variant does not load or rejects everything. 2: nothing was checked, because of the options or the
     machine.
@@ -107,14 +109,26 @@ def check(
 def run_check(request: Request) -> int:
     """Lists, runs, shows and writes; the exit code."""
     started = time.monotonic()
-    listings = _listings(request)
-    planned = [one for listing in listings for one in listing.planned]
-    running = outcomes(planned, request.device, request.jobs, request.timeout_s)
-    order = {one: index for index, one in enumerate(map(id, planned))}
-    done = sorted(with_progress(running, len(planned)), key=lambda outcome: order[id(outcome.planned)])
+    with Crew(request.device, request.jobs, request.timeout_s) as crew:
+        listings = _listings(request, crew)
+        planned = [one for listing in listings for one in listing.planned]
+        order = {id(one): index for index, one in enumerate(planned)}
+        running = with_progress(crew.outcomes(planned), len(planned), "cases", _Progress())
+        done = sorted(running, key=lambda outcome: order[id(outcome.planned)])
     if request.junit is not None:
         publish(junit_xml(done, listings, request.allow_missing), request.junit)
     return _show(request, listings, done, time.monotonic() - started)
+
+
+class _Progress:
+    """Says what the last outcome was about, and counts the failures so far."""
+
+    def __init__(self) -> None:
+        self._failed = 0
+
+    def __call__(self, outcome: Outcome) -> str:
+        self._failed += outcome.failed
+        return f"{outcome.planned.variant} {outcome.planned.op}, {self._failed} failed"
 
 
 def device_for_check(name: str | None) -> Device:
@@ -173,25 +187,26 @@ def _choice(option: str, text: str, kind: type[E]) -> E:
     return kind(text)
 
 
-def _listings(request: Request) -> list[Listing]:
+def _ref_of(listing: Listing) -> str:
+    return listing.ref
+
+
+def _listings(request: Request, crew: Crew) -> list[Listing]:
     """What each variant has to pass, after `--op` and `--only`."""
     kind, op = request.device.kind, request.op
     refs = request.refs or tuple(v.name for v in VARIANTS if v.device_kind is kind and op in (None, v.op))
-    with Worker(preload=("torch", "pagedtune.harness.listing")) as worker:
-        try:
-            listings = [
-                list_variant(worker, ref, request.device, request.level, request.settings, request.timeout_s)
-                for ref in refs
-            ]
-        except RequestError as error:
-            raise UsageError(str(error)) from error
+    found = with_progress(crew.list_variants(refs, request.level, request.settings), len(refs), "variants", _ref_of)
+    try:
+        listings = list(found)
+    except RequestError as error:
+        raise UsageError(str(error)) from error
     listings = [one for one in listings if op in (None, one.op) or one.broken]
     if not listings:
         raise UsageError(f"no variant to check on {request.device.name}" + (f" has --op {op}" if op else ""))
-    return _selected(listings, request.only) if request.only else listings
+    return selected(listings, request.only) if request.only else listings
 
 
-def _selected(listings: Sequence[Listing], only: Sequence[str]) -> list[Listing]:
+def selected(listings: Sequence[Listing], only: Sequence[str]) -> list[Listing]:
     """The listings with the cases whose key is in `only`; a text that is no key selects all keys that contain it."""
     keys = {planned.case.key for listing in listings for planned in listing.planned}
     chosen: set[str] = set()
@@ -214,7 +229,9 @@ def _show(request: Request, listings: Sequence[Listing], done: Sequence[Outcome]
     show_coverage(console, coverages)
     show_missing(console, done)
     show_failures(console, done, listings, _repeat(request))
-    reasons = [f"{listing.ref}: {listing.broken or NO_CASE}" for listing in listings if not listing.planned]
+    reasons = [
+        f"{listing.ref}: {UNLOADED if listing.broken else NO_CASE}" for listing in listings if not listing.planned
+    ]
     reasons += [f"{c.variant} {c.op}: {why}" for c in coverages if (why := shortfall(c, request.allow_missing))]
     ran = sum(coverage.total.ran for coverage in coverages)
     text = f"{ran} cases of {len(listings)} variants ran on {request.device.name} in {seconds:.1f} s"

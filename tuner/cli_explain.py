@@ -10,6 +10,7 @@ import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from pagedtune.kernels.bounds import Bounds, bucket_of
 from pagedtune.kernels.dispatch import DispatchTable, Winner
@@ -200,7 +201,7 @@ def _why(entry: Winner, decision: Decision) -> str:
     if decision.stage == "screen":
         return "fastest when screened; there were no finals, so run the same tune again"
     if len(decision.ranking) == 1:
-        return "the only candidate that passed"
+        return "the only candidate in the finals: no other one passed and came near it when screened"
     second, (_, low, high) = decision.ranking[1], decision.ranking[1].ratio
     margin = f"{second.ratio[0] - 1:+.1%} [{low - 1:+.1%}, {high - 1:+.1%}]"
     if not entry.ties:
@@ -221,5 +222,5 @@ def _ranking(entry: Winner, decision: Decision) -> Table:
         key = ranked.record.candidate_key
         mark = "winner" if i == 0 else "tie" if key in entry.ties else ""
         middle, low, high = ranked.ratio
-        view.add_row(key, f"{ranked.timing.median_us:,.1f}", f"{middle:.3f}", f"[{low:.3f}, {high:.3f}]", mark)
+        view.add_row(Text(key), f"{ranked.timing.median_us:,.1f}", f"{middle:.3f}", f"[{low:.3f}, {high:.3f}]", mark)
     return view

@@ -117,7 +117,7 @@ def _reason(best: FormatCost, costs: Sequence[FormatCost]) -> str:
     text = f"{best.time_us:.0f} µs a layer, {best.wasted:.1%} of KV memory wasted"
     others = [c for c in costs if c is not best]
     if not others:
-        return f"{text}; the only format of the sweep"
+        return f"{text}; the only format timed so far"
     other = others[0]
     verb = "ties" if abs(other.cost / best.cost - 1) <= TIE_BAND else "next"
     ratio = other.time_us / best.time_us - 1

@@ -6,6 +6,9 @@ import inspect
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from pagedtune.harness import jobs as gate_jobs
 from pagedtune.harness.external import load_variant
 from pagedtune.kernels.artifact import content_key
 from pagedtune.kernels.bounds import Bucket
@@ -44,6 +47,12 @@ def build_candidate(payload: dict[str, Any]) -> dict[str, Any]:
             bucket.key: variant.plan(problem, pool_format, config, bucket.bounds).workspace_bytes for bucket in buckets
         },
     }
+
+
+def check_candidate(payload: dict[str, Any]) -> Any:
+    """The gate's job with one torch thread: several workers prove at once, and torch's threads wait by spinning."""
+    torch.set_num_threads(1)
+    return gate_jobs.check_candidate(payload)
 
 
 def identify_variant(payload: dict[str, Any]) -> dict[str, Any]:

@@ -80,9 +80,10 @@ def _context_plots(frame: pd.DataFrame, scope: Scope) -> Iterator[Plot]:
     title = "Bandwidth against context"
     best = best_per_variant(frame).sort_values("gb_s", ascending=False)
     best = best.drop_duplicates(["model", "dtype", "bucket", "variant"])
-    groups = [(key, g) for key, g in best.groupby(["model", "dtype"]) if g["context"].nunique() > 1]
+    best = _with_several(best, ["model", "dtype", "num_seqs"], "context")
+    groups = list(best.groupby(["model", "dtype"]))
     if not groups:
-        yield _missing(scope, "context", title, "no model was timed at more than one context length")
+        yield _missing(scope, "context", title, "no model was timed at more than one context length of one batch size")
     for (model, dtype), group in groups:
         panels: list[Panel] = []
         for _, panel in group.groupby("num_seqs"):
@@ -99,9 +100,10 @@ def _block_size_plots(frame: pd.DataFrame, scope: Scope) -> Iterator[Plot]:
     title = "Bandwidth against block size"
     best = winners_of(frame).sort_values("gb_s", ascending=False)
     best = best.drop_duplicates(["model", "dtype", "bucket", "block_size"])
-    groups = [(key, g) for key, g in best.groupby("model") if g["block_size"].nunique() > 1]
+    best = _with_several(best, ["model", "dtype", "bucket"], "block_size")
+    groups = list(best.groupby("model"))
     if not groups:
-        yield _missing(scope, "block-size", title, "no model was timed with more than one block size")
+        yield _missing(scope, "block-size", title, "no bucket was timed with more than one block size")
     for model, group in groups:
         panels = [(str(dtype), _bucket_lines(panel, best)) for dtype, panel in group.groupby("dtype")]
         figure = line_figure(panels, "block_size", "block size, tokens", scope.stream_gb_s)
@@ -113,11 +115,10 @@ def _gqa_plots(frame: pd.DataFrame, scope: Scope) -> Iterator[Plot]:
     """Bandwidth against GQA ratio: the winners of different models in the same bucket."""
     title = "Bandwidth against GQA ratio"
     best = winners_of(frame).sort_values("gb_s", ascending=False).drop_duplicates(["dtype", "bucket", "gqa_ratio"])
-    lines = [g for _, g in best.groupby(["dtype", "bucket"]) if g["gqa_ratio"].nunique() > 1]
-    if not lines:
+    rows = _with_several(best, ["dtype", "bucket"], "gqa_ratio")
+    if rows.empty:
         yield _missing(scope, "gqa", title, "no bucket was timed for models of different GQA ratios")
         return
-    rows = pd.concat(lines)
     panels = [(str(dtype), _bucket_lines(panel, best)) for dtype, panel in rows.groupby("dtype")]
     figure = line_figure(panels, "gqa_ratio", "query heads per KV head", scope.stream_gb_s)
     names = rows.groupby("gqa_ratio")["model"].unique()
@@ -147,6 +148,11 @@ def _stream_plots(frame: pd.DataFrame, scope: Scope) -> Iterator[Plot]:
     more = f" The best {MAX_BARS} of {len(best)} buckets." if len(best) > MAX_BARS else ""
     caption = f"The winner of each bucket in its fastest pool format. Buckets: n sequences, c longest context.{more}"
     yield _plot(figure, scope, "stream", title, caption, shown)
+
+
+def _with_several(rows: pd.DataFrame, by: list[str], x: str) -> pd.DataFrame:
+    """The groups that have more than one value of `x`: a single point is no curve."""
+    return rows[rows.groupby(by)[x].transform("nunique") > 1]
 
 
 def _bucket_lines(rows: pd.DataFrame, everything: pd.DataFrame) -> list[Line]:

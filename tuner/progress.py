@@ -103,12 +103,12 @@ class LiveProgress(_Base):
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
             TextColumn("{task.fields[left]}"),
-            TextColumn("{task.fields[now]}", table_column=Column(no_wrap=True, overflow="ellipsis")),
+            TextColumn("{task.fields[now]}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")),
             console=console,
             transient=True,
         )
-        self._live = Live(self._bar, console=console, transient=True, refresh_per_second=5, get_renderable=self._render)
         self._task: TaskID | None = None
+        self._live = Live(self._bar, console=console, transient=True, refresh_per_second=5, get_renderable=self._render)
 
     def __enter__(self) -> LiveProgress:
         self._live.start()
@@ -131,7 +131,9 @@ class LiveProgress(_Base):
             self._bar.update(
                 self._task,
                 completed=max(0, state.index - 1),
-                description=f"{state.title} {min(state.index, state.total)}/{state.total}",
+                description=f"{state.title} {min(state.index, state.total)}/{state.total}"
+                if state.total
+                else state.title,
                 left=state.left,
                 now=now,
             )
@@ -158,7 +160,7 @@ class PlainProgress(_Base):
             return
         self._next_s = now + self._interval_s
         state = self._state
-        count = f" {state.index}/{state.total}" if state.index else f" ({state.total})"
+        count = f" {state.index}/{state.total}" if state.index else f" ({state.total})" if state.total else ""
         self.note("  ".join(p for p in (state.title + count, state.left, state.text, state.best_text) if p))
 
 

@@ -9,8 +9,12 @@
 #include "common.h"
 #include "pool.h"
 
-#if defined(__x86_64__)
+// The header of intrinsics takes longer to read than a path to compile, and only fp16 needs it.
+#if defined(__x86_64__) && (PT_Q_DTYPE == 2 || PT_KV_DTYPE == 2)
 #include <immintrin.h>
+#define PT_USE_F16C 1
+#else
+#define PT_USE_F16C 0
 #endif
 
 #ifndef PT_TILE_TOKENS
@@ -112,7 +116,7 @@ namespace portable {
 #if defined(__x86_64__)
 namespace avx2 {
 #define PT_W 8
-#define PT_F16C 1
+#define PT_F16C PT_USE_F16C
 #define PT_TARGET_ATTR __attribute__((target("avx2,fma,f16c")))
 #include "vec.h"
 #include "attention_impl.h"
@@ -121,7 +125,7 @@ namespace avx2 {
 
 namespace avx512 {
 #define PT_W 16
-#define PT_F16C 1
+#define PT_F16C PT_USE_F16C
 #define PT_TARGET_ATTR __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")))
 #include "vec.h"
 #include "attention_impl.h"

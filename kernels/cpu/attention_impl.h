@@ -185,13 +185,13 @@ PT_FN void softmax_tile(const SplitArgs& args, const Tile& tile, float scale, in
     store(s.maximum[chunk], top);
     const F base = select((I)(top == -INFINITY), F{}, top);
     const F rescale = exponential(before - base);
-    F sum = load<F>(s.sum[chunk]) * rescale;
+    F sum = {};  // of this tile alone, like P V below: long contexts lose no precision to long chains of additions
     for (int i = 0; i < lanes; i += W) {
         const F p = exponential(load<F>(s.scores + i) - base);
         store(s.scores + i, p);
         sum += p;
     }
-    store(s.sum[chunk], sum);
+    store(s.sum[chunk], load<F>(s.sum[chunk]) * rescale + sum);
     store(alpha, rescale);
 }
 
@@ -203,14 +203,10 @@ PT_FN void accumulate_pass(float (*o)[V_PAIRS * PAIR], const float* p, const flo
     const int first_line = (pair * PAIR * static_cast<int>(sizeof(KvStored)) + LINE - 1) / LINE * LINE;
     const int end = pair * PAIR * static_cast<int>(sizeof(KvStored)) + BYTES;
     if (first_line >= end) ahead_count = 0;
-    F sums[HEADS][2 * PAIRS];
+    F sums[HEADS][2 * PAIRS] = {};
     int at[PAIRS];
 #pragma GCC unroll 8
     for (int i = 0; i < PAIRS; ++i) at[i] = pair_offset(pair + i, DV);
-#pragma GCC unroll 8
-    for (int head = 0; head < HEADS; ++head)
-#pragma GCC unroll 16
-        for (int i = 0; i < 2 * PAIRS; ++i) sums[head][i] = load<F>(o[head] + pair * PAIR + i * W) * alpha[head];
 #pragma GCC unroll 1
     for (int token = 0; token < count; ++token) {
         if (token < ahead_count) prefetch_bytes(ahead[token], first_line, BYTES);
@@ -232,7 +228,10 @@ PT_FN void accumulate_pass(float (*o)[V_PAIRS * PAIR], const float* p, const flo
 #pragma GCC unroll 8
     for (int head = 0; head < HEADS; ++head)
 #pragma GCC unroll 16
-        for (int i = 0; i < 2 * PAIRS; ++i) store(o[head] + pair * PAIR + i * W, sums[head][i]);
+        for (int i = 0; i < 2 * PAIRS; ++i) {
+            float* const to = o[head] + pair * PAIR + i * W;
+            store(to, load<F>(to) * alpha[head] + sums[head][i]);
+        }
 }
 
 template <int HEADS, int PADDED>

@@ -36,17 +36,28 @@ private:
     void* const* next_;
 };
 
+#if defined(__x86_64__)
+// Read from the processor: __builtin_cpu_supports needs run-time support that not every compiler ships.
+inline int32_t probe_isa() {
+    constexpr unsigned FMA = 1u << 12, OSXSAVE = 1u << 27, AVX = 1u << 28, F16C = 1u << 29;  // leaf 1, ecx
+    constexpr unsigned AVX2 = 1u << 5, AVX512_F_DQ_BW_VL = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31;  // leaf 7, ebx
+    constexpr unsigned YMM_STATE = 0x6, ZMM_STATE = 0xe6;  // register files the operating system saves
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    if (__get_cpuid(1, &a, &b, &c, &d) == 0) return PT_ISA_PORTABLE;
+    const unsigned needed = FMA | OSXSAVE | AVX | F16C;
+    if ((c & needed) != needed) return PT_ISA_PORTABLE;
+    unsigned saved = 0, high = 0;
+    __asm__ volatile("xgetbv" : "=a"(saved), "=d"(high) : "c"(0));
+    if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0) return PT_ISA_PORTABLE;
+    if ((b & AVX2) == 0 || (saved & YMM_STATE) != YMM_STATE) return PT_ISA_PORTABLE;
+    const bool wide = (b & AVX512_F_DQ_BW_VL) == AVX512_F_DQ_BW_VL && (saved & ZMM_STATE) == ZMM_STATE;
+    return wide ? PT_ISA_AVX512 : PT_ISA_AVX2;
+}
+#endif
+
 inline int32_t best_isa() {
 #if defined(__x86_64__)
-    static const int32_t best = [] {
-        __builtin_cpu_init();
-        unsigned a = 0, b = 0, c = 0, d = 0;
-        const bool f16c = __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & (1u << 29)) != 0;
-        if (!f16c || !__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return PT_ISA_PORTABLE;
-        const bool wide = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-        return wide ? PT_ISA_AVX512 : PT_ISA_AVX2;
-    }();
+    static const int32_t best = probe_isa();
     return best;
 #else
     return PT_ISA_PORTABLE;

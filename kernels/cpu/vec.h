@@ -1,7 +1,7 @@
 // Vector primitives of one code path. Included once per path, inside that path's namespace, with
 //     PT_W            fp32 lanes: 4, 8 or 16
 //     PT_TARGET_ATTR  the target attribute of the path's functions (may be empty)
-//     PT_F16C         1 if the path may use the x86 half-precision conversions
+//     PT_F16C         1 if the path may use the x86 half-precision conversions (immintrin.h is included then)
 // Vectors are GCC/Clang extension types; a "pair" is 2 * PT_W consecutive elements of a row in two registers. Pairs of
 // bf16 hold the even elements in `a` and the odd ones in `b`, which needs one load and two integer operations; pairs of
 // fp16 and fp32 hold the lower and the upper half.

@@ -19,7 +19,9 @@ from ..decode_loop import Forward
 from ..dispatch import Dispatch
 from ..errors import PagedRuntimeError
 from ..kv_cache import KVCache
-from ..model_attention import BatchLimits, LayerAttention, ModelAttention
+from ..launch_group import LayerAttention
+from ..limits import BatchLimits
+from ..model_attention import ModelAttention
 from ..plan import StepPlan
 from .attention_probe import (
     Attend,
@@ -84,12 +86,13 @@ class PagedTransformer:
         except BaseException:
             _switch(model, previous)
             raise
-        self.model, self.limits, self._previous = model, limits, previous
+        self.model, self.limits = model, limits
+        self._own_attention: str | None = previous  # None while closed
 
     def forward(self, plan: StepPlan) -> Forward:
         """See `StepModel.forward`."""
-        if self._previous is None:
-            raise PagedRuntimeError("this PagedTransformer is closed: make a new one")
+        if self._own_attention is None:
+            raise PagedRuntimeError("this PagedTransformer is closed: open() it again")
         paged = self._paged
         kernel_ns = paged.kernel_ns
         with torch.inference_mode():
@@ -107,13 +110,20 @@ class PagedTransformer:
         kernel_ns = paged.kernel_ns - kernel_ns
         return Forward(output.logits[0], total_ns - kernel_ns - (paged.overhead_ns - inside_ns), kernel_ns)
 
+    def open(self) -> None:
+        """Switches the model's attention over again after a `close`; the pool is what it was."""
+        if self._own_attention is None:
+            self._own_attention = self.model.config._attn_implementation
+            _switch(self.model, ATTENTION_NAME)
+
     def close(self) -> None:
         """Gives the model its own attention back. The pool goes with this object."""
-        if self._previous is not None:
-            _switch(self.model, self._previous)
-            self._previous = None
+        if self._own_attention is not None:
+            _switch(self.model, self._own_attention)
+            self._own_attention = None
 
     def __enter__(self) -> PagedTransformer:
+        self.open()
         return self
 
     def __exit__(

@@ -35,7 +35,7 @@ def call(worker: Worker, job: str, payload: Any = None, timeout_s: float = 20.0)
     return worker.call(f"worker_jobs:{job}", payload, timeout_s)
 
 
-def wait_until_gone(pid: int, seconds: float = 5.0) -> bool:
+def wait_until_gone(pid: int, seconds: float = 15.0) -> bool:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
@@ -122,7 +122,7 @@ def test_a_hang_is_worker_timeout_and_the_child_is_killed(shared: Worker, job: s
     started = time.monotonic()
     with pytest.raises(WorkerTimeout) as caught:
         call(shared, job, timeout_s=0.5)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 15
     assert caught.value.seconds == 0.5
     assert caught.value.reason.startswith("no answer within 0.5 s")
     assert len(caught.value.output) < 100_000

@@ -10,7 +10,7 @@ import torch
 
 from pagedtune.runtime.decode_loop import DecodeLoop, Forward
 from pagedtune.runtime.errors import InvalidRequest, RequestFinished, RequestTooLarge, UnknownRequest
-from pagedtune.runtime.model_attention import BatchLimits
+from pagedtune.runtime.limits import BatchLimits
 from pagedtune.runtime.plan import StepPlan
 from pagedtune.runtime.sampling import SamplingParams
 from pagedtune.runtime.sequence import FinishReason, Request

@@ -15,7 +15,7 @@ from pagedtune.kernels.pool_format import PoolFormat
 from pagedtune.kernels.problem import Problem
 from pagedtune.runtime.decode_loop import Forward
 from pagedtune.runtime.kv_cache import KVCache
-from pagedtune.runtime.model_attention import BatchLimits
+from pagedtune.runtime.limits import BatchLimits
 from pagedtune.runtime.plan import StepPlan
 
 VOCAB = 101

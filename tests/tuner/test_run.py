@@ -14,6 +14,7 @@ import pytest
 from pagedtune.kernels.device import Device, DeviceKind
 from pagedtune.kernels.record import Record, Status, Verdict
 from pagedtune.kernels.serial import to_jsonable
+from pagedtune.tuner import setup
 from pagedtune.tuner.bench import Jobs
 from pagedtune.tuner.configs import Configs, SweepFile
 from pagedtune.tuner.errors import UsageError
@@ -81,6 +82,7 @@ def _surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Workers find `fake_jobs`, and locks lie in a folder of their own."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "path", [str(HERE), *sys.path])
+        patch.setattr(setup, "harness_key", lambda: "fixed")  # whatever is edited while the tests run
         patch.setenv("PAGEDTUNE_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
 

@@ -180,7 +180,7 @@ FEATURES = (
           lambda case: case.problem.sinks and with_empty_row(case) and Hazard.NO_LSE not in case.hazards
           and Hazard.INF_SINKS not in case.hazards),
     fault("ALiBi slope of the KV head", "feature dropped", ATTENTION,
-          ("args.alibi_slopes[tile.head * GROUP + chunk * CHUNK + head]", "args.alibi_slopes[tile.head]"), VALUE,
+          ("args.alibi_slopes[first_head + chunk * CHUNK + head]", "args.alibi_slopes[tile.head]"), VALUE,
           lambda case: case.problem.alibi and case.problem.gqa_ratio > 1 and longer_than(8)(case)),
     fault("all query tokens see the whole context", "mask of q_len > 1", HOST,
           ("item.position = context - (query_end - item.token);", "item.position = context - 1;"), VALUE, many_queries),
@@ -188,10 +188,12 @@ FEATURES = (
 
 HEADS = (
     fault("query heads interleaved over KV heads", "#36", ATTENTION,
-          ("tile.head * GROUP * args.q_head;\n    for (int head = 0; head < GROUP; ++head, q += args.q_head) {",
-           "tile.head * args.q_head;\n    for (int head = 0; head < GROUP; ++head, q += args.num_kv_heads * args.q_head) {"),
+          ("+ first_head * args.q_head;\n    for (int head = 0; head < GROUP; ++head, q += args.q_head) {",
+           "+ tile.head * args.q_head;\n"
+           "    for (int head = 0; head < GROUP; ++head, q += args.num_kv_heads * args.q_head) {"),
           VALUE, lambda case: case.problem.gqa_ratio > 1 and case.problem.num_kv_heads > 1),
-    fault("q assumed dense", "#5", ATTENTION, ("+ tile.token * args.q_token +", "+ tile.token * args.num_kv_heads * GROUP * DK +"),
+    fault("q assumed dense", "#5", ATTENTION,
+          ("+ tile.token * args.q_token +", "+ tile.token * args.num_kv_heads * GROUP * DK +"),
           DEAD, with_hazard(Hazard.STRIDED)),
     fault("k_scale dropped", "#16", ATTENTION, (KEY_SCALE, "const float k_scale = 1.0f;"), VALUE,
           scaled(ScaleKind.PER_TENSOR, ScaleKind.PER_HEAD)),
@@ -210,7 +212,7 @@ MEMORY = (
           ("__builtin_memset(s.o, 0, sizeof(s.o));", "if (tile.token == 0) __builtin_memset(s.o, 0, sizeof(s.o));"),
           (Check.DETERMINISTIC, Check.BATCH_INVARIANT, *DEAD)),
     fault("one element past the row is written", "out of bounds", ATTENTION,
-          ("narrow_row<Qo>(s.row, DV, out);", "narrow_row<Qo>(s.row, DV + 1, out);"),
+          ("narrow_row<Qo>(s.row, DV, out +", "narrow_row<Qo>(s.row, DV + 1, out +"),
           (Check.GUARDS, *DEAD), lambda case: Hazard.NO_LSE not in case.hazards),
     fault("a row without keys is not written", "stale output memory", ATTENTION,
           ("if (direct) {", "if (direct && norm.empty) continue;\n        if (direct) {"),

@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 
 from pagedtune.harness.case import Case, Level
-from pagedtune.harness.cases import cases_for
+from pagedtune.harness.coverings import cases_for
 from pagedtune.kernels.catalogue import find_variant
 from pagedtune.kernels.device import Device, DeviceKind
 from pagedtune.kernels.native import usable_cores

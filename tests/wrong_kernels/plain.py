@@ -1,7 +1,7 @@
 """What a common test suite would say of a kernel: one launch on friendly inputs, allclose with 1e-2.
 
-Friendly: equal lengths that are a multiple of the block size, one batch of four, table in pool order, unused memory zero,
-normal numbers. This is the yardstick that the gate's worth is measured by.
+Friendly: four equal lengths that are a multiple of the block size, table in pool order, unused memory zero, normal
+numbers. This is the yardstick that the gate's worth is measured by.
 """
 
 from __future__ import annotations

@@ -9,12 +9,30 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from .device import Device, DeviceKind
+
 # The vector paths of the native kernels, widest first, with the flags of /proc/cpuinfo that each needs.
 _ISA_FLAGS: Mapping[str, frozenset[str]] = {
     "avx512": frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx2", "fma", "f16c"}),
     "avx2": frozenset({"avx2", "fma", "f16c"}),
 }
+ISAS = (*_ISA_FLAGS, "portable")  # widest first
 _SIZE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+def cpu_device() -> Device:
+    """The CPU as a device; nothing is measured, so its bandwidth is not known."""
+    info = cpu_info()
+    return Device(
+        name="cpu",
+        kind=DeviceKind.CPU,
+        product=product_name(info),
+        num_units=usable_cores(),
+        l2_bytes=last_level_cache_bytes(),
+        memory_bytes=memory_bytes(),
+        base_clock_mhz=base_clock_mhz(info),
+        isa=vector_isa(info),
+    )
 
 
 def cpu_info(text: str | None = None) -> dict[str, str]:

@@ -1,0 +1,115 @@
+"""The cases that a variant must pass: pairwise covering arrays over the dimensions, small shapes, stable seeds.
+
+Every pair of values of two dimensions that can occur together occurs in some case. What cannot occur together is said
+once, in `_possible`; what a variant refuses is a result with its reason.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from functools import cache
+from itertools import cycle
+from typing import Any
+
+from pagedtune.kernels.device import Device
+from pagedtune.kernels.pool_format import Layout, PoolFormat, ScaleKind
+from pagedtune.kernels.variant import Op, Variant
+from pagedtune.kernels.workload import Workload
+
+from . import dimensions as d
+from .case import Case, Family, Hazard, Level
+from .pairwise import covering_rows
+
+Row = Mapping[str, Any]
+HAZARD_DIMENSIONS = ("table", "tail", "memory", "launch", "outputs", "values", "skips")
+
+
+def cases_for(variant: Variant, device: Device, level: Level) -> tuple[Case, ...]:
+    """The cases of a variant's op at a level: the same list for every variant of the op and every device.
+
+    Numbers of cases for attention: tiny 53, corner 282, production 37; of a cache operation 42, 66 to 70 and 36.
+    """
+    return _cases(variant.op, level)
+
+
+@cache
+def _cases(op: Op, level: Level) -> tuple[Case, ...]:
+    spans = dimensions_of(op, level)
+    lengths = d.MODEL_LENGTHS if level is Level.PRODUCTION else d.LENGTHS
+    return tuple(_case(op, row, lengths, index) for index, row in enumerate(covering_rows(spans, possible)))
+
+
+def dimensions_of(op: Op, level: Level) -> dict[str, tuple[Any, ...]]:
+    """Values of each dimension of an op at a level."""
+    spans: dict[str, tuple[Any, ...]] = {
+        "shape": {Level.TINY: d.TINY_SHAPES, Level.CORNER: d.SHAPES, Level.PRODUCTION: d.MODEL_SHAPES}[level],
+        "lengths": tuple(d.MODEL_LENGTHS if level is Level.PRODUCTION else d.LENGTHS),
+        "block_size": {Level.TINY: (16, 1, 32), Level.CORNER: d.BLOCK_SIZES, Level.PRODUCTION: (16, 64, 128)}[level],
+        "family": tuple(Family),
+        "layout": tuple(Layout),
+        "scale_kind": tuple(ScaleKind),
+        "table": d.TABLES,
+        "tail": d.TAILS,
+        "memory": d.MEMORIES,
+        "launch": d.LAUNCHES,
+        "queries": tuple(d.QUERIES),
+    }
+    if op is Op.ATTENTION:
+        spans |= {"feature": d.FEATURES, "outputs": d.OUTPUTS, "values": d.VALUES}
+    else:
+        spans |= _cache_dimensions(op, level)
+    if level is Level.TINY:
+        spans |= {k: v[:6] for k, v in spans.items() if k == "feature"}
+    elif level is Level.PRODUCTION:
+        spans |= {k: (d.PLAIN,) for k in spans if k == "feature"} | {"queries": ("decode",)}
+    return spans
+
+
+def _cache_dimensions(op: Op, level: Level) -> dict[str, tuple[Any, ...]]:
+    spans: dict[str, tuple[Any, ...]] = {"feature": (d.PLAIN,), "launch": d.LAUNCHES[:2]}
+    if level is Level.CORNER:
+        spans["shape"] = d.CACHE_SHAPES
+    if op is not Op.GATHER_KV:
+        spans["tail"] = ((),)  # no table
+    if op is Op.KV_WRITE:
+        # Two tokens would be written to one shared slot.
+        spans |= {"table": d.TABLES[:2], "skips": d.SKIPS}
+    else:
+        spans |= {"queries": ("decode",), "scale_kind": (ScaleKind.NONE,)}
+    return spans
+
+
+def possible(row: Row) -> bool:
+    """Whether the values of a row, which may be incomplete, can occur together: see `reject_case`."""
+    shape, layout = row.get("shape"), row.get("layout")
+    if shape is not None and layout is Layout.XPACKED and shape.head_dim % (16 // shape.kv_dtype.itemsize):
+        return False
+    hazards = {h for name in HAZARD_DIMENSIONS for h in row.get(name, ())}
+    hazards |= set(row["feature"].hazards) if "feature" in row else set()
+    if row.get("family", Family.RANDOM) is not Family.RANDOM and hazards & {Hazard.SATURATED_CAP, Hazard.LIVE_NAN}:
+        return False
+    if Hazard.LIVE_NAN in hazards and hazards & {Hazard.HUGE_SINKS, Hazard.INF_SINKS}:
+        return False
+    return row.get("queries", "decode") == "decode" or not hazards & {Hazard.REPLAY, Hazard.LIVE_NAN}
+
+
+def _case(op: Op, row: Row, lengths: Mapping[str, d.Lengths], index: int) -> Case:
+    workload = _workload(row["lengths"], lengths, row["block_size"], d.QUERIES[row["queries"]])
+    hazards = [h for name in HAZARD_DIMENSIONS for h in row.get(name, ())] + list(row["feature"].hazards)
+    features = {**row["feature"].fields, "max_query_len": max(1, *workload.query_lens)}
+    return Case(
+        op,
+        row["shape"].problem(**features),
+        PoolFormat(row["block_size"], row["shape"].kv_dtype, row["layout"], row["scale_kind"]),
+        workload,
+        row["family"],
+        tuple(hazards),
+        seed=zlib.crc32(f"{op}-{index}".encode()),
+    )
+
+
+def _workload(name: str, lengths: Mapping[str, d.Lengths], block_size: int, pattern: Sequence[int]) -> Workload:
+    context_lens = lengths[name](block_size)
+    query_lens = tuple(min(q, max(c, 1)) for c, q in zip(context_lens, cycle(pattern), strict=False))
+    return Workload(context_lens, query_lens, name)

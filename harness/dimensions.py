@@ -1,0 +1,146 @@
+"""The dimensions that the covering arrays span, with every value they take and why it is among them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pagedtune.kernels.dtypes import DType
+from pagedtune.kernels.problem import Problem
+
+from .case import Hazard
+
+BF16, FP16, FP32 = DType.BF16, DType.FP16, DType.FP32
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Heads, head dims and dtypes: what a compiled variant is specialised on, so one dimension of its own.
+
+    Together they take every GQA ratio, head dim and pair of dtypes at least once; as a product they would be thousands
+    of compilations.
+    """
+
+    num_q_heads: int
+    num_kv_heads: int
+    head_dim: int
+    head_dim_v: int
+    q_dtype: DType
+    kv_dtype: DType
+
+    def problem(self, **features: Any) -> Problem:
+        """The problem of this shape with `features`."""
+        return Problem(
+            self.num_q_heads, self.num_kv_heads, self.head_dim, self.head_dim_v, q_dtype=self.q_dtype, **features
+        )
+
+
+@dataclass(frozen=True)
+class Feature:
+    """What a model adds to plain attention, with the hazards that only it can have."""
+
+    name: str
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    hazards: tuple[Hazard, ...] = ()
+
+
+SHAPES = (
+    Shape(4, 4, 64, 64, BF16, BF16),
+    Shape(8, 4, 64, 64, FP16, FP16),
+    Shape(9, 3, 64, 64, BF16, BF16),
+    Shape(8, 2, 128, 128, BF16, BF16),
+    Shape(5, 1, 128, 128, FP16, FP16),
+    Shape(12, 2, 64, 64, FP32, FP32),
+    Shape(14, 2, 128, 128, BF16, BF16),
+    Shape(8, 1, 128, 128, BF16, BF16),
+    Shape(71, 1, 64, 64, BF16, BF16),
+    Shape(4, 2, 80, 80, FP32, FP32),
+    Shape(4, 1, 96, 96, BF16, BF16),
+    Shape(6, 2, 112, 112, FP16, FP16),
+    Shape(4, 2, 192, 128, BF16, BF16),
+    Shape(2, 2, 256, 256, BF16, BF16),
+    Shape(3, 1, 72, 72, FP32, FP32),
+    Shape(4, 2, 128, 64, FP32, FP32),
+    Shape(4, 2, 64, 128, FP16, FP16),
+    Shape(8, 2, 128, 128, FP32, BF16),
+    Shape(4, 1, 64, 64, BF16, FP32),
+    Shape(8, 4, 96, 96, FP16, BF16),
+    Shape(16, 1, 64, 64, FP32, FP16),
+    Shape(2, 1, 72, 72, BF16, BF16),
+    Shape(2, 1, 65, 33, BF16, BF16),
+)
+# Cache operations are compiled for no shape: head dims, dtypes and every pair of dtypes once.
+CACHE_SHAPES = (
+    Shape(8, 2, 128, 128, BF16, BF16),
+    Shape(9, 3, 64, 64, FP16, FP16),
+    Shape(4, 2, 80, 80, FP32, FP32),
+    Shape(4, 2, 192, 128, FP32, BF16),
+    Shape(3, 1, 72, 72, BF16, FP32),
+    Shape(4, 4, 64, 128, FP32, FP16),
+    Shape(2, 1, 65, 33, FP16, BF16),
+    Shape(2, 2, 96, 96, BF16, FP16),
+)
+TINY_SHAPES = (SHAPES[3], SHAPES[4], SHAPES[9], SHAPES[2])
+# Of real models, heads per rank: llama-3-8b, llama-3-70b at TP 8, qwen2.5-7b, a head dim of 256 and one of 96,
+# smollm2-135m.
+MODEL_SHAPES = (
+    Shape(32, 8, 128, 128, BF16, BF16),
+    Shape(8, 1, 128, 128, BF16, BF16),
+    Shape(28, 4, 128, 128, BF16, BF16),
+    Shape(8, 4, 256, 256, BF16, BF16),
+    Shape(32, 32, 96, 96, FP16, FP16),
+    Shape(9, 3, 64, 64, BF16, BF16),
+)
+
+PLAIN = Feature("plain")
+FEATURES = (
+    PLAIN,
+    Feature("window1", {"window": 1}),
+    Feature("window16", {"window": 16}),
+    Feature("window37", {"window": 37}),
+    Feature("soft_cap", {"soft_cap": 30.0}),
+    Feature("saturated_cap", {"soft_cap": 1.0}, (Hazard.SATURATED_CAP,)),
+    Feature("sinks", {"sinks": True}),
+    Feature("huge_sinks", {"sinks": True}, (Hazard.HUGE_SINKS,)),
+    Feature("inf_sinks", {"sinks": True}, (Hazard.INF_SINKS,)),
+    Feature("alibi", {"alibi": True}),
+    Feature("window_sinks", {"window": 128, "sinks": True}),
+    Feature("cap_alibi_scale", {"soft_cap": 20.0, "alibi": True, "scale": 0.25}),
+)
+
+BLOCK_SIZES = (16, 1, 32, 8, 24, 64, 128, 256)  # 24: no power of two
+
+TABLES = ((), (Hazard.IDENTITY_TABLE,), (Hazard.SHARED_BLOCKS,))
+TAILS = ((Hazard.TAIL_FOREIGN,), (Hazard.TAIL_INT_MAX,), (Hazard.TAIL_MINUS_ONE,))
+MEMORIES = (
+    (),
+    (Hazard.STRIDED,),
+    (Hazard.OFFSET_BASE,),
+    (Hazard.HIGH_POOL,),
+    (Hazard.STRIDED_POOL,),
+    (Hazard.OFFSET_BASE, Hazard.STRIDED, Hazard.STRIDED_POOL),
+)
+LAUNCHES = ((), (Hazard.LOOSE_BOUNDS,), (Hazard.REPLAY,))
+OUTPUTS = ((), (Hazard.NO_LSE,))
+VALUES = ((), (Hazard.LIVE_NAN,))
+SKIPS = ((), (Hazard.SKIPPED_TOKENS,))
+
+# Context lengths of a batch, given the block size B.
+Lengths = Callable[[int], tuple[int, ...]]
+LENGTHS: Mapping[str, Lengths] = {
+    "block_edges": lambda b: (b + 1, b, 0, max(b - 1, 1), 1, 2 * b, 3 * b - 1),
+    "split_edges": lambda b: (257, 0, 255, 256, 129),
+    "tile_edges": lambda b: (65, 63, 0, 64, 17, 31, 33),
+    "one": lambda b: (1,),
+    "long": lambda b: (1025, 3),
+    "mostly_empty": lambda b: (0, 0, 5, 0),
+    "empty": lambda b: (0,),
+}
+MODEL_LENGTHS: Mapping[str, Lengths] = {
+    "ragged": lambda b: (2049, 130, 0, 777),
+    "long": lambda b: (4096,),
+    "even": lambda b: (513,) * 6,
+}
+# Query tokens of the sequences, in turn, as far as the context has them.
+QUERIES: Mapping[str, tuple[int, ...]] = {"decode": (1,), "mixed": (1, 3, 0, 2), "chunk": (8, 5)}

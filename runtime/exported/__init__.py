@@ -1,0 +1,1 @@
+"""What only an exported package uses: its manifest, its checks at load, calibration and command line."""

@@ -1,0 +1,90 @@
+"""Everything that an engine imports from an exported package."""
+
+from __future__ import annotations
+
+from ...kernels.bounds import Bounds
+from ...kernels.device import Device, DeviceKind
+from ...kernels.dtypes import DType
+from ...kernels.pool_format import Layout, PoolFormat, ScaleKind
+from ...kernels.problem import Problem
+from ..adapters.attention_probe import UnsupportedModel
+from ..adapters.config_problem import problem_of_config
+from ..adapters.transformers import PagedTransformer
+from ..allocator import BlockAllocator
+from ..attention import PagedAttention, PagedOp, Workspaces
+from ..block_tables import BlockTables
+from ..decode_loop import DecodeLoop, Forward, StepModel
+from ..dispatch import Dispatch, NoKernel
+from ..errors import (
+    InvalidRequest,
+    InvariantViolation,
+    PagedRuntimeError,
+    PoolExhausted,
+    RequestFinished,
+    RequestTooLarge,
+    UnknownRequest,
+)
+from ..explanation import Explanation
+from ..kv_cache import KVCache
+from ..launch_group import LayerAttention
+from ..limits import BatchLimits
+from ..metrics import Snapshot
+from ..model_attention import ModelAttention
+from ..plan import StepOutput, StepPlan
+from ..sampling import SamplingParams
+from ..scheduler import Scheduler, SchedulerConfig
+from ..sequence import Finished, FinishReason, Request
+from ..step_times import StepTimes
+from .calibrate import calibrate
+from .integrity import PackageError
+from .package import Package, load
+
+__all__ = [
+    "BatchLimits",
+    "BlockAllocator",
+    "BlockTables",
+    "Bounds",
+    "DType",
+    "DecodeLoop",
+    "Device",
+    "DeviceKind",
+    "Dispatch",
+    "Explanation",
+    "FinishReason",
+    "Finished",
+    "Forward",
+    "InvalidRequest",
+    "InvariantViolation",
+    "KVCache",
+    "LayerAttention",
+    "Layout",
+    "ModelAttention",
+    "NoKernel",
+    "Package",
+    "PackageError",
+    "PagedAttention",
+    "PagedOp",
+    "PagedRuntimeError",
+    "PagedTransformer",
+    "PoolExhausted",
+    "PoolFormat",
+    "Problem",
+    "Request",
+    "RequestFinished",
+    "RequestTooLarge",
+    "SamplingParams",
+    "ScaleKind",
+    "Scheduler",
+    "SchedulerConfig",
+    "Snapshot",
+    "StepModel",
+    "StepOutput",
+    "StepPlan",
+    "StepTimes",
+    "UnknownRequest",
+    "UnsupportedModel",
+    "Workspaces",
+    "calibrate",
+    "load",
+    "problem_of_config",
+]

@@ -1,0 +1,136 @@
+"""The covering arrays: complete, stable, and small."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import Any
+
+import pytest
+
+from pagedtune.harness.case import Case, Family, Hazard, Level, reject_case
+from pagedtune.harness.cell_cases import cases_for_cell, split_edges
+from pagedtune.harness.coverings import cases_for, dimensions_of, possible
+from pagedtune.harness.pairwise import covering_rows
+from pagedtune.kernels.bounds import Bucket
+from pagedtune.kernels.catalogue import VARIANTS
+from pagedtune.kernels.cpu_split import CpuSplit
+from pagedtune.kernels.dtypes import DType
+from pagedtune.kernels.pool_format import PoolFormat
+from pagedtune.kernels.problem import Problem
+from pagedtune.kernels.serial import from_jsonable, to_jsonable
+from pagedtune.kernels.variant import Op
+
+from .toy import CPU, make_case
+
+BY_OP = {variant.op: variant for variant in VARIANTS}
+
+
+@pytest.mark.parametrize("level", Level)
+@pytest.mark.parametrize("op", Op)
+def test_every_possible_pair_of_values_occurs(op: Op, level: Level) -> None:
+    spans = dimensions_of(op, level)
+    rows = covering_rows(spans, possible)
+    for a, b in combinations(spans, 2):
+        seen = {(spans[a].index(row[a]), spans[b].index(row[b])) for row in rows}
+        for i, x in enumerate(spans[a]):
+            for j, y in enumerate(spans[b]):
+                assert (i, j) in seen or not possible({a: x, b: y}), f"{a}={x} with {b}={y}"
+
+
+def test_constraints_are_kept_and_hard_pairs_completed() -> None:
+    spans: dict[str, tuple[Any, ...]] = {"a": (0, 1, 2), "b": (0, 1, 2), "c": (0, 1), "d": (0, 1)}
+
+    def allowed(row: Any) -> bool:
+        # a=2 forces b=2, which forces c=1.
+        return not (row.get("a") == 2 and row.get("b", 2) != 2) and not (row.get("b") == 2 and row.get("c", 1) != 1)
+
+    rows = covering_rows(spans, allowed)
+    assert all(allowed(row) for row in rows)
+    assert {(2, 2, 1, d) for d in (0, 1)} <= {tuple(row.values()) for row in rows}
+    assert covering_rows(spans, allowed) == rows
+
+
+@pytest.mark.parametrize(("level", "most"), [(Level.TINY, 60), (Level.CORNER, 300), (Level.PRODUCTION, 40)])
+@pytest.mark.parametrize("op", Op)
+def test_cases_are_distinct_stable_and_few(op: Op, level: Level, most: int) -> None:
+    cases = cases_for(BY_OP[op], CPU, level)
+    assert 20 <= len(cases) <= most
+    assert len({case.key for case in cases}) == len(cases)
+    assert {case.family for case in cases} == set(Family)
+    assert {case.op for case in cases} == {op}
+    for case in cases[::17]:
+        assert from_jsonable(Case, to_jsonable(case)) == case
+
+
+def test_every_hazard_has_a_reason_and_occurs_at_corner_level() -> None:
+    assert all(hazard.reason for hazard in Hazard)
+    occurring = {hazard for op in Op for case in cases_for(BY_OP[op], CPU, Level.CORNER) for hazard in case.hazards}
+    assert occurring == set(Hazard)
+
+
+def test_the_corner_level_meets_the_floor() -> None:
+    cases = cases_for(BY_OP[Op.ATTENTION], CPU, Level.CORNER)
+    assert {case.problem.gqa_ratio for case in cases} >= {1, 2, 3, 4, 5, 6, 7, 8, 16, 71}
+    assert {case.problem.head_dim for case in cases} >= {64, 72, 80, 96, 112, 128, 192, 256}
+    assert any(case.problem.head_dim != case.problem.head_dim_v for case in cases)
+    assert {case.pool_format.block_size for case in cases} >= {1, 16, 32, 64, 128, 256}
+    assert {case.pool_format.kv_dtype for case in cases} >= {DType.FP32, DType.BF16, DType.FP16}
+    assert {1, 16, 37} <= {case.problem.window for case in cases}
+    assert {0, 1, 15, 16, 17} <= {n for c in cases if c.pool_format.block_size == 16 for n in c.workload.context_lens}
+    assert {0, 1, 2, 3, 8} <= {n for case in cases for n in case.workload.query_lens}
+    # One compilation each for a variant that specialises on them.
+    compiled = {(c.problem.gqa_ratio, c.problem.head_dim, c.problem.q_dtype, c.pool_format.kv_dtype) for c in cases}
+    assert len(compiled) <= 30
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"hazards": (Hazard.TAIL_FOREIGN, Hazard.TAIL_INT_MAX)}, "only one of"),
+        ({"hazards": (Hazard.HUGE_SINKS,)}, "needs a problem with sinks"),
+        ({"hazards": (Hazard.SATURATED_CAP,)}, "needs a problem with a soft cap"),
+        ({"hazards": (Hazard.LIVE_NAN,), "family": Family.NEEDLE}, "random family"),
+        ({"hazards": (Hazard.SKIPPED_TOKENS,)}, "belongs to kv_write"),
+        ({"hazards": (Hazard.REPLAY,), "op": Op.GATHER_KV}, "belong to attention"),
+    ],
+)
+def test_contradictory_cases_are_refused(arguments: dict[str, Any], says: str) -> None:
+    hazards, family = arguments.pop("hazards"), arguments.pop("family", Family.RANDOM)
+    with pytest.raises(ValueError, match=says):
+        make_case((5,), family, *hazards, **arguments)
+
+
+def test_hazards_are_sorted_so_that_equal_cases_have_equal_keys() -> None:
+    a = make_case((5,), Family.RANDOM, Hazard.TAIL_FOREIGN, Hazard.STRIDED)
+    b = make_case((5,), Family.RANDOM, Hazard.STRIDED, Hazard.TAIL_FOREIGN)
+    assert a == b
+    assert a.key == b.key
+    assert reject_case(a) is None
+    assert make_case((5,)).key != make_case((6,)).key
+
+
+def test_cases_of_a_cell_keep_its_problem_and_format() -> None:
+    problem, pool_format = Problem(32, 8, 128), PoolFormat(16, DType.BF16)
+    config = CpuSplit().config_from({"num_splits": 4, "split_tokens": 100})
+    cases = cases_for_cell(problem, pool_format, Bucket(8, 4096), CpuSplit(), config)
+    assert 6 <= len(cases) <= 10
+    assert {(c.problem, c.pool_format) for c in cases} == {(problem, pool_format)}
+    assert {c.family for c in cases} == set(Family)
+    lens = {n for c in cases for n in c.workload.context_lens}
+    assert {0, 1, 15, 16, 17, 99, 100, 101, 127, 128, 129} <= lens
+    assert any(c.bounds == Bucket(8, 4096).bounds for c in cases)
+
+
+@pytest.mark.parametrize("bucket", [Bucket(1, 128), Bucket(64, 128), Bucket(2, 1 << 20, 4)])
+@pytest.mark.parametrize("block_size", [1, 256])
+@pytest.mark.parametrize("op", Op)
+def test_cases_of_any_cell_can_be_made(op: Op, block_size: int, bucket: Bucket) -> None:
+    cases = cases_for_cell(Problem(8, 8, 256), PoolFormat(block_size, DType.FP32), bucket, BY_OP[op])
+    assert len({case.key for case in cases}) == len(cases)
+
+
+def test_split_edges_come_from_the_names_of_tunables() -> None:
+    config = CpuSplit().config_from({"num_splits": 4, "split_tokens": 100, "tile_tokens": 32, "prefetch_tokens": 0})
+    assert split_edges(config, 200) == [100, 64, 50, 32]
+    assert split_edges(None, 200) == [64]
+    assert split_edges(None, 2) == [1]
