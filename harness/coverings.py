@@ -28,7 +28,7 @@ HAZARD_DIMENSIONS = ("table", "tail", "memory", "launch", "outputs", "values", "
 def cases_for(variant: Variant, device: Device, level: Level) -> tuple[Case, ...]:
     """The cases of a variant's op at a level: the same list for every variant of the op and every device.
 
-    Numbers of cases for attention: tiny 53, corner 282, production 37; of a cache operation 42, 66 to 70 and 36.
+    Numbers of cases for attention: tiny 53, corner 283, production 37; of a cache operation 42, 66 to 70 and 36.
     """
     return _cases(variant.op, level)
 

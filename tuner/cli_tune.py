@@ -33,7 +33,7 @@ from .run import TuneResult, tune
 from .select import select
 from .setup import TuneOptions
 from .space import cells_of
-from .tables import console_for, format_choices, show_formats, show_winners
+from .tables import console_for, disturbances, format_choices, show_formats, show_winners
 
 DEFAULT_BUDGET_S = 180.0
 MIN_BUDGET_S = 5.0
@@ -125,7 +125,7 @@ def _show(console: Console, options: TuneOptions, result: TuneResult) -> None:
         show_formats(console, format_choices(result.records, result.table))
     console.print()
     console.print(_outcomes(options, result), markup=False, soft_wrap=True)
-    for line in _failures(result):
+    for line in (*_failures(result), *disturbances(result.records, result.table)):
         console.print(line, markup=False, soft_wrap=True)
     folder = options.folder
     console.print(f"written: {folder / 'records.jsonl'} (evidence), {folder / 'winners.json'} (winners)", markup=False)

@@ -41,12 +41,19 @@ def show_winners(console: Console, table: DispatchTable, records: Sequence[Recor
 
 
 def _new_table(title: str) -> Table:
-    view = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    view = Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),  # leaves the room that configs need at 120 columns
+    )
     view.add_column("format", no_wrap=True)
     view.add_column("bucket", no_wrap=True)
     view.add_column("variant", no_wrap=True)
-    view.add_column("config", overflow="fold", max_width=34)
-    for name in ("µs", "95% CI", "GB/s", "% stream", "× eager", "× default"):
+    view.add_column("config", overflow="fold", max_width=44)
+    for name in ("µs", "95% CI", "GB/s", "stream", "×eager", "×default"):
         view.add_column(name, justify="right", no_wrap=True)
     view.add_column("evidence", no_wrap=True)
     return view
@@ -127,11 +134,19 @@ def _legend(entries: Sequence[Winner], stream_gb_s: float | None) -> str:
     measured = f" measured here ({stream_gb_s:.1f} GB/s)" if stream_gb_s else ""
     proven = all(e.verdict is Verdict.ON_DEVICE for e in entries)
     return (
-        "µs: median of one launch on KV that no cache holds. CI: of the median. % stream: KV bytes per second of the "
-        f"plain read bandwidth{measured}.\n× eager, × default: speed-up over torch and over the untuned config. "
+        "µs: median of one launch on KV that no cache holds. CI: of the median. stream: KV bytes per second of the "
+        f"plain read bandwidth{measured}.\n×eager, ×default: speed-up over torch and over the untuned config. "
         "config: what differs from that."
         + (" All verdicts: on-device." if proven else " Verdict: on-device unless noted.")
     )
+
+
+def disturbances(records: Iterable[Record], table: DispatchTable) -> list[str]:
+    """A line for people if the timer had remarks on winners: it then trusts their times less than their intervals say."""
+    noted = [d.winner.timing.note for d in decide_all(records, table.device).values() if d.winner.timing.note]
+    if not noted:
+        return []
+    return [f"note: the timer has remarks on {len(noted)} of {len(table.entries)} winners, e.g. {noted[0]!r}"]
 
 
 def show_formats(console: Console, choices: Sequence[FormatChoice]) -> None:
