@@ -53,8 +53,8 @@ class Engine:
 
 def random_model() -> Any:
     """Two layers with the heads of the first problem that was tuned, and random weights."""
-    problem, size = pr.load().problems[0], 96
-    torch.manual_seed(0)
+    problem = pr.load().problems[0]
+    size = 16 * problem.num_q_heads
     config = transformers.LlamaConfig(
         vocab_size=256, hidden_size=size, intermediate_size=2 * size, num_hidden_layers=2, head_dim=problem.head_dim,
         num_attention_heads=problem.num_q_heads, num_key_value_heads=problem.num_kv_heads, max_position_embeddings=512,

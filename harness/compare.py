@@ -53,8 +53,9 @@ class Bound:
 def make_bound(data: AttentionData, answer: Answer, yardstick: Yardstick) -> Bound:
     """The bounds of a case.
 
-    The LSE is held to 2^-20, or to twice the yardstick's error where that is more: coarser scores, if declared, are
-    wrong in the LSE itself, and scores of several hundred are wrong by as much even in fp32.
+    The LSE is held to 2^-20, or to what is more of twice the yardstick's error (coarser scores, if declared, are wrong
+    in the LSE itself) and twice the rounding step of the row's largest score (a capped LSE is small where scores of
+    several hundred are rounded).
     """
     pools = _pools(data)
     dtype = data.problem.q_dtype
@@ -74,7 +75,7 @@ def make_bound(data: AttentionData, answer: Answer, yardstick: Yardstick) -> Bou
         row = row + _norm(yardstick.score_step)
         errors = np.nan_to_num(yardstick.lse, nan=0.0, posinf=0.0)
         errors = FACTOR * _pooled(errors, np.ones_like(errors), pools)
-        lse = np.maximum(lse_step(answer.lse), errors)
+        lse = np.maximum(lse_step(answer.lse), np.maximum(errors, FACTOR * yardstick.lse_step))
     return Bound(answer, element, row, partial, lse, _scale_bound(yardstick, dtype), data.exact)
 
 

@@ -31,6 +31,7 @@ class Yardstick:
         scale: [num_tokens, num_q_heads], signed: by how much the emulation is too large along the exact output.
         score_step: like `out`: at most what one rounding step of each score, in the dtype of the sums, does to the
             output. Where two keys compete, the emulation may round them luckily and the kernel not.
+        lse_step: like `lse`: one such rounding step of the row's largest score, cap aside.
     """
 
     out: np.ndarray
@@ -38,6 +39,7 @@ class Yardstick:
     lse: np.ndarray
     scale: np.ndarray
     score_step: np.ndarray
+    lse_step: np.ndarray
 
 
 def measure(data: AttentionData, numerics: Numerics, answer: Answer) -> Yardstick:
@@ -49,7 +51,8 @@ def measure(data: AttentionData, numerics: Numerics, answer: Answer) -> Yardstic
         scales = [scale_error(out.to(data.problem.q_dtype.torch), answer.out) for out, _ in emulation.results]
     out, partial, lse = (np.fmax(a, b) for a, b in zip(*errors, strict=True))
     scale = np.where(np.abs(scales[0]) >= np.abs(scales[1]), *scales)
-    return Yardstick(out, partial, lse, scale, np.nan_to_num(step, nan=0.0))
+    lse_step = emulation.lse_step.double().numpy()
+    return Yardstick(out, partial, lse, scale, np.nan_to_num(step, nan=0.0), np.nan_to_num(lse_step, nan=0.0))
 
 
 def scale_error(got: torch.Tensor, expected: np.ndarray) -> np.ndarray:
@@ -81,6 +84,7 @@ class _Emulation:
         shape = (data.tensors["q"].shape[0], problem.num_q_heads)
         self.results = [(torch.zeros(*shape, problem.head_dim_v), torch.full(shape, -torch.inf)) for _ in range(2)]
         self.score_step = torch.zeros(*shape, problem.head_dim_v)
+        self.lse_step = torch.zeros(shape)
         self._data, self._numerics = data, numerics
         starts = data.tensors["query_start_loc"].tolist()
         for seq, context_len in enumerate(data.tensors["context_lens"].tolist()):
@@ -101,6 +105,7 @@ class _Emulation:
             result[1][rows] = _by_token(lse).squeeze(-1)
         out, lse = _whole(scores, values.abs(), sink, Numerics())
         step = self._numerics.accumulate.epsilon * size
+        self.lse_step[rows] = _by_token(step).squeeze(-1)
         self.score_step[rows] = _by_token(step * out) + _by_token(step) * self.results[0][0][rows].abs()
 
 

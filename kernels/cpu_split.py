@@ -18,6 +18,7 @@ from .slots import attention_slots, batch_limits
 from .variant import Config, Properties, Variant
 
 MAX_HEAD_DIM = 256  # the kernel keeps a head in registers and on the stack
+MAX_TILE_TOKENS = 128
 TILE_CHOICES = (32, 64, 128)
 SPLIT_CHOICES = (1, 2, 4, 8)
 PREFETCH_CHOICES = (0, 64, 128)
@@ -25,7 +26,7 @@ ISA_CODES = {"auto": -1, "portable": 0, "avx2": 1, "avx512": 2}  # PagedtuneIsa
 
 # The binary's own signature, stated apart from `plan` so that the two are checked against each other at launch.
 ABI = {
-    "pagedtune_cpu_split": KernelAbi((CType.POINTER,) * 14 + (CType.I64,) * 26 + (CType.F32,) * 2),
+    "pagedtune_cpu_split": KernelAbi((CType.POINTER,) * 14 + (CType.I64,) * 27 + (CType.F32,) * 2),
     "pagedtune_cpu_merge": KernelAbi((CType.POINTER,) * 6 + (CType.I64,) * 7),
 }
 
@@ -70,11 +71,13 @@ class CpuSplit(Variant):
         return CpuSplitConfig(num_splits=1 if items >= device.num_units else 2)
 
     def space(self, problem: Problem, pool_format: PoolFormat, device: Device) -> Iterator[Config]:
-        """Splits x tile x prefetch."""
+        """Splits x tile x prefetch on all cores, and one thread without splits."""
         for num_splits in SPLIT_CHOICES:
             for tile_tokens in TILE_CHOICES:
                 for prefetch_tokens in PREFETCH_CHOICES:
                     yield CpuSplitConfig(num_splits, tile_tokens, prefetch_tokens)
+        for prefetch_tokens in PREFETCH_CHOICES:  # a small launch is over before another core has woken up
+            yield CpuSplitConfig(prefetch_tokens=prefetch_tokens, num_threads=1)
 
     def reject(self, problem: Problem, pool_format: PoolFormat, config: Config, device: Device) -> str | None:
         """Each constraint of the kernel."""
@@ -83,8 +86,8 @@ class CpuSplit(Variant):
             return f"cpu_split reads fp32, bf16 and fp16 pools, not {pool_format.kv_dtype}"
         if max(problem.head_dim, problem.head_dim_v) > MAX_HEAD_DIM:
             return f"head dims go up to {MAX_HEAD_DIM}, not {max(problem.head_dim, problem.head_dim_v)}"
-        if config.tile_tokens % 16 or not 16 <= config.tile_tokens <= 256:
-            return f"tile_tokens={config.tile_tokens} must be a multiple of 16 from 16 to 256"
+        if config.tile_tokens % 16 or not 16 <= config.tile_tokens <= MAX_TILE_TOKENS:
+            return f"tile_tokens={config.tile_tokens} must be a multiple of 16 from 16 to {MAX_TILE_TOKENS}"
         if config.num_splits < 1 or config.split_tokens < 1:
             return f"num_splits={config.num_splits} and split_tokens={config.split_tokens} must be at least 1"
         if config.prefetch_tokens < 0 or config.num_threads < 0:
@@ -96,15 +99,15 @@ class CpuSplit(Variant):
         return pool_format.reject(problem)
 
     def build(self, problem: Problem, pool_format: PoolFormat, config: Config, device: Device) -> tuple[Artifact, ...]:
-        """One library per head dims, GQA ratio, dtypes and tile size."""
+        """One library per head dims, GQA ratio and dtypes."""
         from .build_native import build_library
 
         headers = sorted(SOURCE_DIR.glob("*.h"))
-        return (build_library(SOURCE_DIR / "attention.cpp", headers, defines(problem, pool_format, config), ABI),)
+        return (build_library(SOURCE_DIR / "attention.cpp", headers, defines(problem, pool_format), ABI),)
 
     def binary_id(self, problem: Problem, pool_format: PoolFormat, config: Config) -> str:
         """The preprocessor definitions; see `Variant.binary_id`."""
-        return ",".join(f"{name}={value}" for name, value in sorted(defines(problem, pool_format, config).items()))
+        return ",".join(f"{name}={value}" for name, value in sorted(defines(problem, pool_format).items()))
 
     def plan(self, problem: Problem, pool_format: PoolFormat, config: Config, bounds: Bounds) -> LaunchPlan:
         """The split kernel alone, or split and merge over fp32 partials."""
@@ -119,7 +122,7 @@ class CpuSplit(Variant):
         return LaunchPlan(tuple(steps), attention_slots(problem, pool_format), workspaces, batch_limits(bounds))
 
 
-def defines(problem: Problem, pool_format: PoolFormat, config: Config) -> dict[str, int]:
+def defines(problem: Problem, pool_format: PoolFormat) -> dict[str, int]:
     """What the source is compiled for, by preprocessor name."""
     return {
         "PT_HEAD_DIM_K": problem.head_dim,
@@ -127,7 +130,6 @@ def defines(problem: Problem, pool_format: PoolFormat, config: Config) -> dict[s
         "PT_GROUP": problem.gqa_ratio,
         "PT_Q_DTYPE": FLOAT_CODES[problem.q_dtype],
         "PT_KV_DTYPE": FLOAT_CODES[pool_format.kv_dtype],
-        "PT_TILE_TOKENS": _own(config).tile_tokens,
     }
 
 
@@ -161,7 +163,13 @@ def _split_step(
         SizeArg("context_lens", 0),
         SizeArg("q", 0),
         *i64(problem.num_kv_heads, pool_format.block_size, num_splits, config.split_tokens),
-        *i64(problem.window or 0, scale_stride(pool_format), config.prefetch_tokens, ISA_CODES[config.isa]),
+        *i64(
+            problem.window or 0,
+            scale_stride(pool_format),
+            config.prefetch_tokens,
+            ISA_CODES[config.isa],
+            config.tile_tokens,
+        ),
         *f32(problem.softmax_scale, problem.soft_cap or 0.0),
     )
     grid = (bounds.max_num_tokens, problem.num_kv_heads, num_splits)

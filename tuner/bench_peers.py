@@ -1,4 +1,4 @@
-"""`make bench-peers`: our kernels against other packages', paired in one process, in an environment of the peer's own."""
+"""`make bench-peers`: our kernels against other packages', paired in one process, in an environment of its own."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def run_peer(python: Path, seconds: float, log: Path) -> Iterator[dict[str, Any]
         UsageError: the process failed; the message ends with its last words.
     """
     read_fd, write_fd = os.pipe()
-    command = [python, "-m", "pagedtune.tuner.peer_vllm", "--seconds", str(seconds), "--fd", str(write_fd)]
+    command = [str(python), "-m", "pagedtune.tuner.peer_vllm", "--seconds", str(seconds), "--fd", str(write_fd)]
     # The tree's own links: the peer's environment has none of our dependencies, and needs none.
     variables = os.environ | {"PYTHONPATH": str(TREE / "build" / "imports")}
     with log.open("w") as output:

@@ -1,9 +1,9 @@
 """Times `cpu_split` beside vLLM's CPU attention op in one process. Runs inside the peer's own environment.
 
-Imports nothing of the tuner's dependencies: the peer's environment has torch, numpy and the peer. One JSON line per cell
-goes to the file descriptor named in the arguments; what the peer prints does not disturb it.
+Imports nothing of the tuner's dependencies: the peer's environment has torch, numpy and the peer. One JSON line per
+cell goes to the file descriptor named in the arguments; what the peer prints does not disturb it.
 
-Both kernels get the same K and V, in their own layout, and tables of the same shape over scattered blocks. Calls rotate over
+Both kernels get the same K and V, in their own layout, and the same tables over scattered blocks. Calls rotate over
 table sets that together exceed the last-level cache. A round times each kernel once, in turn, each after one untimed
 call of its own: the other library's threads may still spin when it starts.
 """

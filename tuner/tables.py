@@ -142,7 +142,7 @@ def _legend(entries: Sequence[Winner], stream_gb_s: float | None) -> str:
 
 
 def disturbances(records: Iterable[Record], table: DispatchTable) -> list[str]:
-    """A line for people if the timer had remarks on winners: it then trusts their times less than their intervals say."""
+    """A line for people if the timer had remarks on winners, such as that others used the machine."""
     noted = [d.winner.timing.note for d in decide_all(records, table.device).values() if d.winner.timing.note]
     if not noted:
         return []

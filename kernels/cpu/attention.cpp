@@ -17,9 +17,6 @@
 #define PT_USE_F16C 0
 #endif
 
-#ifndef PT_TILE_TOKENS
-#define PT_TILE_TOKENS 64
-#endif
 // Into the second-level cache: a tile is computed some microseconds after its prefetch.
 #define PT_PREFETCH(address) __builtin_prefetch((address), 0, 2)
 // Makes the compiler load again through this pointer: keeping what it loaded would cost registers that are not there.
@@ -28,10 +25,9 @@
 namespace pagedtune {
 namespace {
 
-constexpr int DK = PT_HEAD_DIM_K, DV = PT_HEAD_DIM_V, GROUP = PT_GROUP, TILE = PT_TILE_TOKENS;
+constexpr int DK = PT_HEAD_DIM_K, DV = PT_HEAD_DIM_V, GROUP = PT_GROUP, MAX_TILE = 128;
 static_assert(DK >= 1 && DK <= 256 && DV >= 1 && DV <= 256, "head dims are 1..256");
 static_assert(GROUP >= 1 && GROUP <= 256, "the GQA ratio is 1..256");
-static_assert(TILE % 16 == 0 && TILE >= 16 && TILE <= 256, "PT_TILE_TOKENS is a multiple of 16 in 16..256");
 static_assert(PT_Q_DTYPE >= 0 && PT_Q_DTYPE <= 2 && PT_KV_DTYPE >= 0 && PT_KV_DTYPE <= 2, "dtypes are 0..2");
 
 struct SplitArgs {
@@ -45,7 +41,7 @@ struct SplitArgs {
     int64_t v_block, v_slot, v_head, v_dim;
     int64_t out_token, out_head, lse_token, block_table_stride;
     int64_t num_seqs, num_tokens, num_kv_heads, block_size, num_splits, split_tokens, window, scale_stride;
-    int64_t prefetch_tokens, isa;
+    int64_t prefetch_tokens, isa, tile_tokens;
     float softmax_scale, soft_cap;
     bool k_packed;    // the elements of a K row are not contiguous
     int tiles_ahead;  // prefetch distance
@@ -167,10 +163,9 @@ SplitArgs unpack_split(void* const* params) {
     p.integers(a.q_token, a.q_head, a.k_block, a.k_slot, a.k_head, a.k_outer, a.k_inner, a.k_pack, a.v_block, a.v_slot,
                a.v_head, a.v_dim, a.out_token, a.out_head, a.lse_token, a.block_table_stride, a.num_seqs, a.num_tokens,
                a.num_kv_heads, a.block_size, a.num_splits, a.split_tokens, a.window, a.scale_stride, a.prefetch_tokens,
-               a.isa);
+               a.isa, a.tile_tokens);
     p.floats(a.softmax_scale, a.soft_cap);
     a.k_packed = a.k_inner != 1 || (a.k_pack < DK && a.k_outer != a.k_pack);
-    a.tiles_ahead = static_cast<int>(std::min<int64_t>((a.prefetch_tokens + TILE - 1) / TILE, 4));
     return a;
 }
 
@@ -178,8 +173,9 @@ bool valid_split(const SplitArgs& a) {
     const bool needed = a.q && a.k && a.v && a.block_table && a.context_lens && a.query_start_loc;
     const bool counts = a.num_kv_heads >= 1 && a.block_size >= 1 && a.num_splits >= 1 && a.split_tokens >= 1 &&
                         a.window >= 0 && a.k_pack >= 1 && a.num_seqs >= 0 && a.prefetch_tokens >= 0;
+    const bool tile = a.tile_tokens >= 16 && a.tile_tokens <= MAX_TILE && a.tile_tokens % 16 == 0;
     const bool results = a.num_splits == 1 ? a.out != nullptr : a.partial_out && a.partial_lse;
-    return needed && counts && results && a.num_tokens * a.num_kv_heads <= INT32_MAX / a.num_splits;
+    return needed && counts && tile && results && a.num_tokens * a.num_kv_heads <= INT32_MAX / a.num_splits;
 }
 
 struct MergeArgs {
@@ -230,6 +226,8 @@ PT_EXPORT int32_t pagedtune_cpu_split(const PagedtuneLaunch* launch, void* const
     SplitArgs args = unpack_split(params);
     if (args.num_tokens <= 0) return PT_OK;
     if (!valid_split(args)) return PT_BAD_ARGUMENT;
+    const int64_t tiles = (args.prefetch_tokens + args.tile_tokens - 1) / args.tile_tokens;
+    args.tiles_ahead = static_cast<int>(std::min<int64_t>(tiles, 4));
     const Body path = path_of(args.isa);
     if (path == nullptr) return PT_BAD_ISA;
     return parallel(path, &args, args.num_tokens * args.num_kv_heads * args.num_splits, launch->num_threads);

@@ -1,6 +1,6 @@
 // Paged decode attention of one code path; included after vec.h, inside that path's namespace.
 //
-// A thread sees its work as a stream of tiles (up to TILE keys of one work item). Tiles are laid out a few ahead: row
+// A thread sees its work as a stream of tiles (up to tile_tokens keys of one work item). Tiles are laid out a few ahead: row
 // pointers of the tile `ahead` feed the software prefetch while the current tile is computed, across work items too,
 // so that short contexts do not start cold. Per tile and chunk of query heads: scores (dot products blocked over tokens
 // and heads in registers), online softmax, then P V with the accumulators of a slice of the head dim in registers.
@@ -35,19 +35,19 @@ struct Tile {
     int64_t token, position, start;  // query token and its position, first key
     int32_t head, split, count;      // KV head, keys in the tile
     bool first, last;                // of its work item
-    const KvStored* k[TILE];
-    const KvStored* v[TILE];
+    const KvStored* k[MAX_TILE];
+    const KvStored* v[MAX_TILE];
 };
 
 struct alignas(64) Scratch {
     float q[GROUP][K_PAIRS * PAIR];
     float o[GROUP][V_PAIRS * PAIR];
-    float scores[TILE * 8];
+    float scores[MAX_TILE * 8];
     float maximum[CHUNKS][W], sum[CHUNKS][W], slope[CHUNKS][W];  // lane i belongs to head i % padded(chunk)
     float row[at_least_pair(DK > DV ? DK : DV) + W];
-    KvStored staged_k[TILE][K_ROW], staged_v[TILE][V_ROW];
-    const KvStored* staged_k_rows[TILE];
-    const KvStored* staged_v_rows[TILE];
+    KvStored staged_k[MAX_TILE][K_ROW], staged_v[MAX_TILE][V_ROW];
+    const KvStored* staged_k_rows[MAX_TILE];
+    const KvStored* staged_v_rows[MAX_TILE];
     Tile ring[MAX_AHEAD + 1];
 };
 
@@ -94,8 +94,8 @@ PT_FN bool next_tile(const SplitArgs& args, Claims& claims, Stream& stream, Tile
     const int64_t left = item.end - stream.at;
     tile.token = item.token, tile.position = item.position, tile.start = stream.at;
     tile.head = item.head, tile.split = item.split;
-    tile.count = static_cast<int32_t>(left < TILE ? left : TILE);
-    tile.first = stream.at == item.begin, tile.last = left <= TILE;
+    tile.count = static_cast<int32_t>(left < args.tile_tokens ? left : args.tile_tokens);
+    tile.first = stream.at == item.begin, tile.last = left <= args.tile_tokens;
     place_rows(args, item, tile);
     stream.at += tile.count;
     stream.open = !tile.last;

@@ -11,7 +11,6 @@
 //     PT_HEAD_DIM_K, PT_HEAD_DIM_V   1..256
 //     PT_GROUP                       query heads per KV head, 1..256
 //     PT_Q_DTYPE, PT_KV_DTYPE        0 fp32, 1 bf16, 2 fp16 (out has q's dtype)
-//     PT_TILE_TOKENS                 optional, tokens per tile, a multiple of 16 in 16..256 (default 64)
 //     PT_TEST_WIDE                   optional, adds path 9: the AVX-512 source compiled for AVX2 (tests only)
 // Flags: -std=c++17 -O3 -fPIC -shared -pthread -fno-math-errno -fno-trapping-math -ffp-contract=fast -Wno-psabi
 //        -fvisibility=hidden. Never -ffast-math (it sets FTZ for the loading thread), no -march (chosen at run time).
@@ -47,8 +46,9 @@
 //    37 scale_stride    0 one scale per tensor, 1 one per KV head
 //    38 prefetch_tokens software prefetch distance, 0 off; rounded up to whole tiles, at most 4 tiles
 //    39 isa             PagedtuneIsa or -1 for the best one here
+//    40 tile_tokens     keys scored before their values are summed: a multiple of 16 in 16..128
 //   float
-//    40 softmax_scale   41 soft_cap (0 none; score = cap * tanh(score / cap))
+//    41 softmax_scale   42 soft_cap (0 none; score = cap * tanh(score / cap))
 //   Query token t of a sequence of context L with n query tokens is at position L - n + t. Rows without a visible
 //   key give O = 0, LSE = -inf (or the sink). Of v visible keys min(num_splits, max(1, ceil(v / split_tokens)))
 //   splits are used, with boundaries at multiples of 16 keys from the first visible one; the other splits, like those

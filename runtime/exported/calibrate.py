@@ -203,7 +203,7 @@ def _entry(shipped: Winner, candidate: _Candidate, times_us: npt.NDArray[np.floa
     return replace(
         shipped,
         variant=candidate.finalist.variant,
-        config=candidate.finalist.config,
+        config=candidate.config.as_dict(),
         median_us=median_us,
         ci_us=_interval(times_us),
         bandwidth_gb_s=shipped.bandwidth_gb_s * shipped.median_us / median_us,

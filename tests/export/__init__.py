@@ -1,0 +1,1 @@
+"""Tests of the exported package: what is in it, what it refuses, and that it runs alone."""

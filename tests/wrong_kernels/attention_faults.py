@@ -1,4 +1,4 @@
-"""Faults planted in `cpu_split`, by class. `#n` is the number of a public bug of another project with that root cause."""
+"""Faults planted in `cpu_split`, by class. `#n` numbers a public bug of another project with that root cause."""
 
 from __future__ import annotations
 

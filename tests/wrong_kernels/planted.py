@@ -75,7 +75,7 @@ class MutatedSplit(CpuSplit):
         """Builds the edited source, without the optimisation that only speed needs."""
         folder = mutated_sources(self._fault.edits)
         headers = sorted(folder.glob("*.h"))
-        return (build_library(folder / HOST, headers, defines(problem, pool_format, config), ABI, optimise=1),)
+        return (build_library(folder / HOST, headers, defines(problem, pool_format), ABI, optimise=1),)
 
 
 def mutated_sources(edits: tuple[Edit, ...]) -> Path:
