@@ -1,7 +1,8 @@
 """The cases that a variant must pass: pairwise covering arrays over the dimensions, small shapes, stable seeds.
 
 Every pair of values of two dimensions that can occur together occurs in some case. What cannot occur together is said
-once, in `_possible`; what a variant refuses is a result with its reason.
+once, in `possible`; what a variant refuses is a result with its reason. A variant that refuses some of these cases also
+gets a covering array over the values that it takes, or values it does support would go unseen beside those it does not.
 """
 
 from __future__ import annotations
@@ -9,11 +10,13 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping, Sequence
 from functools import cache
-from itertools import cycle
+from itertools import cycle, product
 from typing import Any
 
+from pagedtune.kernels.bounds import Bounds
 from pagedtune.kernels.device import Device
 from pagedtune.kernels.pool_format import Layout, PoolFormat, ScaleKind
+from pagedtune.kernels.problem import Problem
 from pagedtune.kernels.variant import Op, Variant
 from pagedtune.kernels.workload import Workload
 
@@ -26,18 +29,52 @@ HAZARD_DIMENSIONS = ("table", "tail", "memory", "launch", "outputs", "values", "
 
 
 def cases_for(variant: Variant, device: Device, level: Level) -> tuple[Case, ...]:
-    """The cases of a variant's op at a level: the same list for every variant of the op and every device.
+    """The cases of a variant's op at a level: one list for every variant of the op, and more for one with limits.
 
     Numbers of cases for attention: tiny 53, corner 283, production 37; of a cache operation 42, 66 to 70 and 36.
     """
-    return _cases(variant.op, level)
+    common = _cases(variant.op, level)
+    if all(_takes(variant, device, case.problem, case.pool_format) for case in common):
+        return common
+    spans = _taken_spans(variant, device, dimensions_of(variant.op, level))
+    if any(not values for values in spans.values()):
+        return common
+    keys = {case.key for case in common}
+    rows = covering_rows(spans, possible)
+    own = [_case(variant.op, row, _lengths(level), len(common) + index) for index, row in enumerate(rows)]
+    return (*common, *(case for case in own if case.key not in keys))
+
+
+def _takes(variant: Variant, device: Device, problem: Problem, pool_format: PoolFormat) -> bool:
+    """Whether the variant accepts some config, of those that a check would try first."""
+    bounds = Bounds(4, 1024, problem.max_query_len)
+    default = variant.default_config(problem, pool_format, bounds, device)
+    return variant.reject(problem, pool_format, default, device) is None
+
+
+def _taken_spans(variant: Variant, device: Device, spans: Mapping[str, Sequence[Any]]) -> dict[str, tuple[Any, ...]]:
+    """The spans without the values that the variant refuses whatever they are combined with."""
+    deciding = ("shape", "block_size", "layout", "scale_kind", "feature", "queries")
+    taken: dict[str, set[int]] = {name: set() for name in deciding}
+    for indices in product(*(range(len(spans[name])) for name in deciding)):
+        if all(i in taken[name] for name, i in zip(deciding, indices, strict=True)):
+            continue
+        row = {name: spans[name][i] for name, i in zip(deciding, indices, strict=True)}
+        if possible(row) and _takes(variant, device, _problem(row, max(1, *d.QUERIES[row["queries"]])), _format(row)):
+            for name, i in zip(deciding, indices, strict=True):
+                taken[name].add(i)
+    kept = {name: tuple(spans[name][i] for i in sorted(taken[name])) for name in deciding}
+    return {name: kept.get(name, tuple(values)) for name, values in spans.items()}
 
 
 @cache
 def _cases(op: Op, level: Level) -> tuple[Case, ...]:
-    spans = dimensions_of(op, level)
-    lengths = d.MODEL_LENGTHS if level is Level.PRODUCTION else d.LENGTHS
-    return tuple(_case(op, row, lengths, index) for index, row in enumerate(covering_rows(spans, possible)))
+    rows = covering_rows(dimensions_of(op, level), possible)
+    return tuple(_case(op, row, _lengths(level), index) for index, row in enumerate(rows))
+
+
+def _lengths(level: Level) -> Mapping[str, d.Lengths]:
+    return d.MODEL_LENGTHS if level is Level.PRODUCTION else d.LENGTHS
 
 
 def dimensions_of(op: Op, level: Level) -> dict[str, tuple[Any, ...]]:
@@ -97,16 +134,24 @@ def possible(row: Row) -> bool:
 def _case(op: Op, row: Row, lengths: Mapping[str, d.Lengths], index: int) -> Case:
     workload = _workload(row["lengths"], lengths, row["block_size"], d.QUERIES[row["queries"]])
     hazards = [h for name in HAZARD_DIMENSIONS for h in row.get(name, ())] + list(row["feature"].hazards)
-    features = {**row["feature"].fields, "max_query_len": max(1, *workload.query_lens)}
     return Case(
         op,
-        row["shape"].problem(**features),
-        PoolFormat(row["block_size"], row["shape"].kv_dtype, row["layout"], row["scale_kind"]),
+        _problem(row, max(1, *workload.query_lens)),
+        _format(row),
         workload,
         row["family"],
         tuple(hazards),
         seed=zlib.crc32(f"{op}-{index}".encode()),
     )
+
+
+def _problem(row: Row, max_query_len: int) -> Problem:
+    problem: Problem = row["shape"].problem(**row["feature"].fields, max_query_len=max_query_len)
+    return problem
+
+
+def _format(row: Row) -> PoolFormat:
+    return PoolFormat(row["block_size"], row["shape"].kv_dtype, row["layout"], row["scale_kind"])
 
 
 def _workload(name: str, lengths: Mapping[str, d.Lengths], block_size: int, pattern: Sequence[int]) -> Workload:

@@ -99,6 +99,7 @@ def publish(data: bytes, path: Path) -> None:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
+            os.fchmod(file.fileno(), 0o644)  # mkstemp's 0600 would hide a shared cache from its other users
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:

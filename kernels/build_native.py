@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import os
 import platform
@@ -9,7 +10,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -92,8 +94,19 @@ def build_library(
     key = content_key({"texts": texts, "flags": flags, "compiler": compiler.version, "target": target})
     path = cache_dir() / "native" / f"{source.stem}-{key}.so"
     if not path.exists():
-        publish(_compile(compiler, source, flags), path)
+        with _only_one(path):
+            if not path.exists():
+                publish(_compile(compiler, source, flags), path)
     return Artifact(ArtifactKind.NATIVE, path, key, target, abi, compiler=compiler.version, flags=flags)
+
+
+@contextmanager
+def _only_one(path: Path) -> Iterator[None]:
+    """Keeps other processes from building `path` at the same time; a process that dies lets go."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.with_suffix(".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _compile(compiler: Compiler, source: Path, flags: Sequence[str]) -> bytes:

@@ -68,7 +68,8 @@ class CpuSplit(Variant):
     def default_config(self, problem: Problem, pool_format: PoolFormat, bounds: Bounds, device: Device) -> Config:
         """Splits only where sequences x KV heads leave cores idle."""
         items = bounds.max_num_seqs * problem.num_kv_heads
-        return CpuSplitConfig(num_splits=1 if items >= device.num_units else 2)
+        prefetch_tokens = 0 if pool_format.layout is Layout.XPACKED else 64
+        return CpuSplitConfig(num_splits=1 if items >= device.num_units else 2, prefetch_tokens=prefetch_tokens)
 
     def space(self, problem: Problem, pool_format: PoolFormat, device: Device) -> Iterator[Config]:
         """Splits x tile x prefetch on all cores, and one thread without splits."""

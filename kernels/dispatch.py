@@ -71,7 +71,9 @@ class DispatchTable:
     chosen_formats: dict[str, PoolFormat] = field(default_factory=dict)
     schema: int = 1
 
-    def lookup(self, problem: Problem, pool_format: PoolFormat, bounds: Bounds) -> Winner | None:
+    def lookup(
+        self, problem: Problem, pool_format: PoolFormat, bounds: Bounds, op: str = "attention"
+    ) -> Winner | None:
         """The winner of the bucket of `bounds`, or of the nearest larger tuned one; None beyond the tuned range.
 
         Outside the tuned rectangle nothing was measured: the caller takes the variant's default config, and says so.
@@ -80,7 +82,7 @@ class DispatchTable:
         fits = [
             e
             for e in self.entries
-            if e.problem == problem and e.pool_format == pool_format and _covers(e.bucket, bucket)
+            if (e.op, e.problem, e.pool_format) == (op, problem, pool_format) and _covers(e.bucket, bucket)
         ]
         return min(fits, key=lambda e: (e.bucket, e.workload), default=None)
 

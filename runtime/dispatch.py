@@ -112,18 +112,17 @@ class Dispatch:
 
     def _choices(self, op: Op, problem: Problem, pool_format: PoolFormat, bounds: Bounds) -> Iterator[_Choice]:
         """In order of preference."""
-        entries = () if self.table is None else tuple(e for e in self.table.entries if e.op == op)
-        if self.table is not None and entries:
-            yield from self._tuned(replace(self.table, entries=entries), problem, pool_format, bounds)
+        if self.table is not None and any(e.op == op for e in self.table.entries):
+            yield from self._tuned(self.table, op, problem, pool_format, bounds)
         fallbacks = self.fallbacks.get(op, ())
         for i, name in enumerate(fallbacks):
             rung = Rung.SAFE if i == len(fallbacks) - 1 else Rung.UNTUNED
             yield _Choice(name, rung, "nothing was measured for this: default config")
 
     def _tuned(
-        self, table: DispatchTable, problem: Problem, pool_format: PoolFormat, bounds: Bounds
+        self, table: DispatchTable, op: Op, problem: Problem, pool_format: PoolFormat, bounds: Bounds
     ) -> Iterator[_Choice]:
-        winner = table.lookup(problem, pool_format, bounds)
+        winner = table.lookup(problem, pool_format, bounds, op)
         here = next((e for e in self.calibrated if winner is not None and e.cell == winner.cell), None)
         if here is not None:
             yield _Choice(here.variant, Rung.EXACT, f"won {here.bucket.key} when calibrated on this machine", here)
@@ -133,7 +132,8 @@ class Dispatch:
         if winner is not None:
             where = "this device" if rung is Rung.EXACT else table.device
             yield _Choice(winner.variant, rung, f"won {winner.bucket.key} ({winner.workload}) on {where}", winner)
-        same = [e for e in table.entries if e.problem == problem and e.pool_format == pool_format]
+        asked = (op, problem, pool_format)
+        same = [e for e in table.entries if (e.op, e.problem, e.pool_format) == asked]
         # Beyond the tuned range, what won the largest launches is the best guess.
         for entry in sorted(same, key=lambda e: e.bucket, reverse=True)[:1]:
             why = f"no cell covers {bucket_of(bounds).key}: default config of the winner of {entry.bucket.key}"

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -151,7 +150,3 @@ def run_isolated(overrides: Path) -> Run:
         return subprocess.run(command, capture_output=True, text=True, check=False, cwd=installed.parent)
 
     return run
-
-
-def with_evidence(records: Sequence[Record], evidence: TimeEvidence) -> list[Record]:
-    return [replace(r, time_evidence=evidence) for r in records]

@@ -104,9 +104,12 @@ def test_finalists_come_with_their_binaries(manifest: dict[str, Any], package: d
     (cell,) = json.loads(package["finalists.json"])["cells"]
     names = [(c["variant"], c["config"].get("tile_tokens")) for c in cell["candidates"]]
     assert names == [("cpu_split", 64), ("cpu_split", 32), ("eager", None)]
-    splits = [b["binary_id"] for b in manifest["binaries"] if b["variant"] == "cpu_split"]
-    tiles = {binary_id.rpartition("PT_TILE_TOKENS=")[2] for binary_id in splits}
-    assert tiles == {"64", "32"}
+    split, pool_format = find_variant("cpu_split"), PoolFormat(8, DType.FP32)
+    configs = [split.config_from(c["config"]) for c in cell["candidates"] if c["variant"] == "cpu_split"]
+    wanted = {split.binary_id(Problem(6, 2, 32, q_dtype=DType.FP32), pool_format, config) for config in configs}
+    assert {b["binary_id"] for b in manifest["binaries"] if b["variant"] == "cpu_split"} == wanted
+    shipped = {library["key"] for library in manifest["libraries"]}
+    assert {key for b in manifest["binaries"] for key in b["keys"]} == shipped
     assert {"cpu_kv_write", "cpu_copy_blocks"} <= {b["variant"] for b in manifest["binaries"]}
     assert "eager" in manifest["host_only"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any
 
 import pytest
@@ -14,11 +14,13 @@ from pagedtune.harness.pairwise import covering_rows
 from pagedtune.kernels.bounds import Bucket
 from pagedtune.kernels.catalogue import VARIANTS
 from pagedtune.kernels.cpu_split import CpuSplit
+from pagedtune.kernels.device import Device
 from pagedtune.kernels.dtypes import DType
-from pagedtune.kernels.pool_format import PoolFormat
+from pagedtune.kernels.eager import Eager
+from pagedtune.kernels.pool_format import Layout, PoolFormat, ScaleKind
 from pagedtune.kernels.problem import Problem
 from pagedtune.kernels.serial import from_jsonable, to_jsonable
-from pagedtune.kernels.variant import Op
+from pagedtune.kernels.variant import Config, Op
 
 from .toy import CPU, make_case
 
@@ -134,3 +136,33 @@ def test_split_edges_come_from_the_names_of_tunables() -> None:
     assert split_edges(config, 200) == [100, 64, 50, 32]
     assert split_edges(None, 200) == [64]
     assert split_edges(None, 2) == [1]
+
+
+class OnlyPlain(Eager):
+    """Takes even GQA ratios, NHD pools without scales and one query token; no feature."""
+
+    def reject(self, problem: Problem, pool_format: PoolFormat, config: Config, device: Device) -> str | None:
+        """Everything else."""
+        featured = (problem.window, problem.soft_cap, problem.sinks, problem.alibi) != (None, None, False, False)
+        odd = problem.gqa_ratio % 2 or problem.max_query_len > 1
+        plain_format = (pool_format.layout, pool_format.scale_kind) == (Layout.NHD, ScaleKind.NONE)
+        return None if plain_format and not featured and not odd else "plain attention only"
+
+
+def test_a_variant_with_limits_is_covered_over_all_that_it_takes() -> None:
+    variant = OnlyPlain()
+    cases = cases_for(variant, CPU, Level.CORNER)
+    taken = [c for c in cases if variant.reject(c.problem, c.pool_format, variant.config_type(), CPU) is None]
+    spans = dimensions_of(Op.ATTENTION, Level.CORNER)
+    assert {(c.pool_format.block_size, c.family) for c in taken} == set(product(spans["block_size"], spans["family"]))
+    ratios = {shape.num_q_heads // shape.num_kv_heads for shape in spans["shape"]}
+    assert {c.problem.gqa_ratio for c in taken} == {ratio for ratio in ratios if ratio % 2 == 0}
+    assert cases_for(Eager(), CPU, Level.CORNER) == cases[: len(cases_for(Eager(), CPU, Level.CORNER))]
+
+
+def test_a_variant_that_takes_nothing_gets_the_common_cases() -> None:
+    class Nothing(Eager):
+        def reject(self, problem: Problem, pool_format: PoolFormat, config: Config, device: Device) -> str | None:
+            return "nothing"
+
+    assert cases_for(Nothing(), CPU, Level.TINY) == cases_for(Eager(), CPU, Level.TINY)
