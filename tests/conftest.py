@@ -84,8 +84,30 @@ def size_rule() -> Callable[[Path, str], FileSize | None]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Lists the files above their aim. That alone is no failure: tests/test_house.py has the hard limits."""
+    """The kill rate of the gate, if planted faults ran, and the files above their aim (no failure by itself:
+    tests/test_house.py has the hard limits)."""
+    reports = [r for kind in ("passed", "failed") for r in terminalreporter.stats.get(kind, ())]
+    found = [value for r in reports for name, value in getattr(r, "user_properties", ()) if name == "planted_fault"]
+    for line in kill_table(found):
+        terminalreporter.write_line(line)
     sizes = [size for path in source_files(ROOT) if (size := size_of(ROOT, path))]
     for size in sorted(sizes, key=lambda size: size.aim - size.lines):
         if size.lines > size.aim:
             terminalreporter.write_line(f"house: {size.path} has {size.lines} lines; the aim is {size.aim}")
+
+
+def kill_table(found: list[tuple[str, str, str, str, bool | None]]) -> list[str]:
+    """One line per planted fault (name, source, check that refused it, case, whether allclose 1e-2 passes it)."""
+    if not found:
+        return []
+    words = {True: "passes", False: "finds", None: "-"}
+    lines = [f"planted: {'fault':<56} {'refused by':<16} {'plain allclose 1e-2':<20} as in"]
+    for name, source, check, _, plain in sorted(found):
+        lines.append(f"planted: {name:<56} {check or 'NOT REFUSED':<16} {words[plain]:<20} {source}")
+    killed, missed = sum(bool(f[2]) for f in found), sum(f[4] is True for f in found)
+    compared = sum(f[4] is not None for f in found)
+    lines.append(
+        f"planted: the gate refuses {killed} of {len(found)} faults ({100 * killed / len(found):.0f} %); "
+        f"a plain allclose of 1e-2 on friendly inputs passes {missed} of the {compared} that it was tried on"
+    )
+    return lines

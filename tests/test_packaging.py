@@ -28,9 +28,7 @@ def run(*command: str | Path, cwd: Path) -> str:
 @pytest.fixture(scope="module")
 def shipped(tree: list[str]) -> list[str]:
     """The files of the tree that belong into a wheel."""
-    return [
-        path for path in tree if Path(path).parts[0] in SHIPPED_FOLDERS and Path(path).suffix not in NOT_SHIPPED
-    ]
+    return [path for path in tree if Path(path).parts[0] in SHIPPED_FOLDERS and Path(path).suffix not in NOT_SHIPPED]
 
 
 @pytest.fixture(scope="module")
@@ -112,11 +110,7 @@ def test_every_module_of_the_installed_wheel_imports(installed: Path, shipped: l
         for path in shipped
         if path.endswith(".py") and not path.endswith(("__main__.py", "_kernel.py"))
     ]
-    program = (
-        "import importlib\n"
-        f"for name in {modules!r}:\n"
-        "    print(importlib.import_module(name).__file__)\n"
-    )
+    program = f"import importlib\nfor name in {modules!r}:\n    print(importlib.import_module(name).__file__)\n"
     files = run_isolated(program, installed, tmp_path).split()
     assert len(files) == len(modules)
     assert not [path for path in files if not path.startswith(str(installed))]
@@ -124,10 +118,7 @@ def test_every_module_of_the_installed_wheel_imports(installed: Path, shipped: l
 
 def test_the_installed_command_runs_and_finds_its_configs(installed: Path, tmp_path: Path) -> None:
     program = (
-        "import sys\n"
-        "from pagedtune.tuner.cli import main\n"
-        "sys.argv = ['pagedtune', 'devices']\n"
-        "sys.exit(main())\n"
+        "import sys\nfrom pagedtune.tuner.cli import main\nsys.argv = ['pagedtune', 'devices']\nsys.exit(main())\n"
     )
     assert "cpu" in run_isolated(program, installed, tmp_path)
     assert list(tmp_path.iterdir()) == [], "listing devices wrote into the current folder"

@@ -91,16 +91,16 @@ def geometric_mean(ratios: list[float]) -> float:
 
 def as_table(cells: list[dict[str, Any]]) -> Table:
     """One row per cell."""
-    table = Table(title=f"cpu_split against {PEER}, bf16, block 32, measured, cold; ratio above 1: cpu_split is faster")
-    for name in ("heads q/kv/dim", "batch", "context", "cpu_split µs", "GB/s", "peer µs", "ratio", "95 % CI", "config"):
-        table.add_column(name, justify="left" if name in ("heads q/kv/dim", "config") else "right")
+    table = Table(title=f"cpu_split / {PEER}: bf16, block 32, measured, cold")
+    columns = ("heads", "batch", "context", "ours µs", "GB/s", "peer µs", "peer/ours", "95 % CI", "splits", "prefetch")
+    for name in columns:
+        table.add_column(name, justify="left" if name == "heads" else "right", no_wrap=True)
     for c in cells:
-        config = f"splits {c['config']['num_splits']}, prefetch {c['config']['prefetch_tokens']}"
         low, high = c["ratio_ci"]
         table.add_row(
             c["heads"], str(c["batch"]), str(c["context_len"]), f"{c['ours_us']:.0f}",
             f"{c['kv_bytes'] / c['ours_us'] / 1e3:.1f}", f"{c['peer_us']:.0f}", f"{c['ratio']:.2f}",
-            f"{low:.2f}-{high:.2f}", config,
+            f"{low:.2f}-{high:.2f}", str(c["config"]["num_splits"]), str(c["config"]["prefetch_tokens"]),
         )  # fmt: skip
     return table
 

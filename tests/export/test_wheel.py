@@ -5,6 +5,9 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
+import subprocess
+import sys
 import sysconfig
 import zipfile
 from pathlib import Path
@@ -42,8 +45,13 @@ def manifest(package: dict[str, bytes]) -> dict[str, Any]:
     return loaded
 
 
-def test_the_same_inputs_give_the_same_bytes(results: Path, exported: Exported, tmp_path: Path) -> None:
-    assert export(results, tmp_path).path.read_bytes() == exported.path.read_bytes()
+def test_the_same_inputs_give_the_same_bytes(results: Path, tmp_path: Path) -> None:
+    """In another process, folder and second, and with another order of sets."""
+    program = "import sys, pathlib, pagedtune.tuner.export as e; e.export(*map(pathlib.Path, sys.argv[1:]))"
+    command = [sys.executable, "-c", program, results, tmp_path / "there"]
+    subprocess.run(command, check=True, env={**os.environ, "PYTHONHASHSEED": "7"})
+    (there,) = (tmp_path / "there").iterdir()
+    assert export(results, tmp_path / "here").path.read_bytes() == there.read_bytes()
 
 
 def test_wheel_and_tree_agree_on_sources(root: Path, tree: list[str], package: dict[str, bytes]) -> None:

@@ -15,7 +15,7 @@ from pagedtune.kernels.variant import Op
 
 from .attention_faults import FAULTS
 from .cache_faults import CACHE_FAULTS, PlantedOp
-from .plain import passes_allclose
+from .plain import cache_op_passes_allclose, passes_allclose
 from .planted import Planted
 
 MAX_SHAPES = 3  # compilations a fault may cost
@@ -50,7 +50,8 @@ def test_planted_cache_fault_is_refused(
     cases = corner_cases(planted.op)
     failed = next((r for c in cases if not (r := run_planted(planted, c, device)).passed), None)
     name = "" if failed is None else failed.failed
-    record_property("planted_fault", (planted.fault, planted.source, name, failed.case_key if failed else "", None))
+    plain = cache_op_passes_allclose(planted.op, planted.function)
+    record_property("planted_fault", (planted.fault, planted.source, name, failed.case_key if failed else "", plain))
     assert failed is not None, f"{planted.fault}: passed all {len(cases)} cases"
     assert name in planted.expected, failed.reason
 
