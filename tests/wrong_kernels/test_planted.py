@@ -15,6 +15,7 @@ from pagedtune.kernels.variant import Op
 
 from .attention_faults import FAULTS
 from .cache_faults import CACHE_FAULTS, PlantedOp
+from .isolated import CRASHED, isolated
 from .plain import cache_op_passes_allclose, passes_allclose
 from .planted import Planted
 
@@ -26,18 +27,26 @@ MAX_CASES = 24
 def test_planted_attention_fault_is_refused(
     fault: Planted, corner_cases: Callable[[Op], Sequence[Case]], device: Device, record_property: Callable[..., None]
 ) -> None:
-    variant = fault.variant()
     cases = few_shapes([case for case in corner_cases(Op.ATTENTION) if fault.where(case)])
     assert cases, f"no case of the corner level reaches {fault.name!r}: the gate has a hole"
     for case in cases:
-        result = run_case(variant, fault.config(case), case, device)
-        if result.status not in (Status.PASSED, Status.REJECTED):
-            plain = passes_allclose(variant, fault.config(case), case, device)
-            record_property("planted_fault", (fault.name, fault.source, result.failed, case.key, plain))
-            assert result.failed in fault.expected, result.reason
+        crash, found = isolated(lambda case=case: findings(fault, case, device))  # type: ignore[misc]
+        failed, reason, plain = (CRASHED, found, None) if crash else found
+        if failed:
+            record_property("planted_fault", (fault.name, fault.source, failed, case.key, plain))
+            assert failed in (*fault.expected, CRASHED), reason
             return
     record_property("planted_fault", (fault.name, fault.source, "", "", None))
     pytest.fail(f"{fault.name}: passed all {len(cases)} cases that reach it")
+
+
+def findings(fault: Planted, case: Case, device: Device) -> tuple[str, str, bool | None]:
+    """The check that refuses a fault in a case (empty: none), its reason, and whether a plain allclose passes it."""
+    variant, config = fault.variant(), fault.config(case)
+    result = run_case(variant, config, case, device)
+    if result.status in (Status.PASSED, Status.REJECTED):
+        return "", "", None
+    return result.failed, result.reason, passes_allclose(variant, config, case, device)
 
 
 @pytest.mark.parametrize("planted", CACHE_FAULTS, ids=lambda planted: planted.fault.replace(" ", "_"))
