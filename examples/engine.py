@@ -1,7 +1,7 @@
 """A small engine on the exported runtime: requests come in at any time, are batched as they run, and stream out.
 
-    python examples/engine.py                                  # a tiny random model
-    python examples/engine.py --model SmolLM2-135M-Instruct.Q4_1.gguf
+python examples/engine.py                                  # a tiny random model
+python examples/engine.py --model SmolLM2-135M-Instruct.Q4_1.gguf
 """
 
 from __future__ import annotations

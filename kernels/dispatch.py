@@ -71,9 +71,7 @@ class DispatchTable:
     chosen_formats: dict[str, PoolFormat] = field(default_factory=dict)
     schema: int = 1
 
-    def lookup(
-        self, problem: Problem, pool_format: PoolFormat, bounds: Bounds, op: str = "attention"
-    ) -> Winner | None:
+    def lookup(self, problem: Problem, pool_format: PoolFormat, bounds: Bounds, op: str = "attention") -> Winner | None:
         """The winner of the bucket of `bounds`, or of the nearest larger tuned one; None beyond the tuned range.
 
         Outside the tuned rectangle nothing was measured: the caller takes the variant's default config, and says so.

@@ -129,9 +129,7 @@ def _finalists(entry: Winner, decision: Decision) -> Finalists:
     chosen = [decision.winner, *others][:MAX_FINALISTS]
     known = [r for r in chosen if r.record.variant in _CATALOGUE]
     candidates = tuple(Finalist(r.record.variant, dict(r.record.config), r.timing.median_us) for r in known)
-    return Finalists(
-        entry.op, entry.model, entry.problem, entry.pool_format, entry.bucket, entry.workload, candidates
-    )
+    return Finalists(entry.op, entry.model, entry.problem, entry.pool_format, entry.bucket, entry.workload, candidates)
 
 
 def _cell_key(entry: Winner) -> str:

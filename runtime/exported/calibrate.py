@@ -89,9 +89,7 @@ def calibration_of(package: Package, results: Sequence[Settled]) -> Calibration:
     """The override table: what was settled now, and what was before."""
     earlier = () if package.calibration is None else package.calibration.entries
     entries = {entry.cell: entry for entry in (*earlier, *(r.winner for r in results if r.winner is not None))}
-    return Calibration(
-        CALIBRATION_SCHEMA, package.manifest.digest, package.device.fingerprint, tuple(entries.values())
-    )
+    return Calibration(CALIBRATION_SCHEMA, package.manifest.digest, package.device.fingerprint, tuple(entries.values()))
 
 
 def _settle(package: Package, cell: Finalists, end_s: float, seed: int) -> Settled:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pagedtune.harness.case import Case, Hazard
 from pagedtune.harness.verdicts import Check
 from pagedtune.kernels.dtypes import DType
-from pagedtune.kernels.pool_format import ScaleKind
+from pagedtune.kernels.pool_format import Layout, ScaleKind
 
 from .planted import ATTENTION, HOST, Edit, Planted
 
@@ -83,9 +83,11 @@ TAIL = (
     fault("the last key is dropped", "needle class", HOST,
           ("const int64_t high = std::max<int64_t>(0, item.position + 1);",
            "const int64_t high = item.position > 0 ? item.position : item.position + 1;"), VALUE, longer_than(1)),
-    fault("weights of masked keys are 0, but their V is multiplied", "#8, #10", ATTENTION,
-          ("tile.v[i] = tile.v[tile.count - 1];",
-           "tile.v[i] = tile.v[tile.count - 1] + (i % args.block_size ? args.v_slot : 0);"), DEAD),
+    Planted("weights of masked keys are 0, but their V is multiplied", "#8, #10",
+            (Edit(ATTENTION, "tile.v[i] = tile.v[tile.count - 1];", "tile.v[i] = tile.v[i - 1] + args.v_slot;"),
+             Edit(ATTENTION, "rows.v, tile.count, ahead_v,",
+                  "rows.v, (tile.count * PADDED + W - 1) / W * W / PADDED, ahead_v,")),
+            DEAD, lambda case: case.problem.gqa_ratio <= 2 and case.pool_format.layout is not Layout.XPACKED),
     fault("a partial last block is dropped", "published experiment", HOST,
           ("const int64_t high = std::max<int64_t>(0, item.position + 1);",
            "const int64_t high = item.position < args.block_size ? std::max<int64_t>(0, item.position + 1) "
@@ -115,8 +117,8 @@ SPLIT = (
           ("if (maximum == -INFINITY) return {0.0f, -INFINITY, true};",
            "if (maximum == -INFINITY) return {0.0f, 0.0f, true};"),
           (Check.PARTIALS, *VALUE), with_empty_row, num_splits=4),
-    fault("a row of empty splits gives -inf minus -inf", "#12, #13", HOST,
-          ("if (lse[i] == -INFINITY) continue;", ""), VALUE, with_empty_row, num_splits=4),
+    fault("a row without keys is divided by its sum of 0", "#12, #13", HOST,
+          ("if (maximum == -INFINITY) return {0.0f, -INFINITY, true};", ""), (Check.PARTIALS, *VALUE), with_empty_row),
     fault("partials rounded to bf16, fp32 declared", "#37", ATTENTION,
           (PART_COPY, "for (int d = 0; d < DV; ++d) { uint32_t bits; __builtin_memcpy(&bits, s.row + d, 4); "
            "bits = (bits + 0x8000u) & 0xffff0000u; __builtin_memcpy(s.row + d, &bits, 4); }\n" + PART_COPY),
