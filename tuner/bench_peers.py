@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -29,6 +30,7 @@ PEER_TORCH = "torch==2.13.0"
 # They come along for image models, and fail to import beside a CPU build of torch.
 UNWANTED = ("torchvision", "torchaudio", "torchcodec")
 READY = "ready.txt"
+MIN_WIDTH = 100  # of the table, also where the output is no terminal
 
 
 def peer_python(folder: Path, console: Console) -> Path:
@@ -91,7 +93,7 @@ def geometric_mean(ratios: list[float]) -> float:
 
 def as_table(cells: list[dict[str, Any]]) -> Table:
     """One row per cell."""
-    table = Table(title=f"cpu_split / {PEER}: bf16, block 32, measured, cold")
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, title=f"cpu_split / {PEER}: bf16, block 32, measured, cold")
     columns = ("heads", "batch", "context", "ours µs", "GB/s", "peer µs", "peer/ours", "95 % CI", "splits", "prefetch")
     for name in columns:
         table.add_column(name, justify="left" if name == "heads" else "right", no_wrap=True)
@@ -116,6 +118,7 @@ def main() -> int:
     parser.add_argument("--results", type=Path, default=TREE / "results", help="results folder (default: results)")
     arguments = parser.parse_args()
     console = Console()
+    console = Console(width=max(MIN_WIDTH, console.width))
     folder: Path = arguments.results / "cpu"
     try:
         folder.mkdir(parents=True, exist_ok=True)
