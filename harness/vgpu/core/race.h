@@ -1,0 +1,118 @@
+// Races by happens-before. Shared memory: one record per word (per byte where an access is narrower), clocks per warp.
+// Global memory: one record per element, between CTAs by released and acquired times.
+#pragma once
+#include "convert.h"
+
+namespace vgpu {
+
+// Whether an access stamped `time` by thread `other` happened before what lane `lane` of `w` does now.
+inline bool ordered(const Warp& w, i32 lane, u32 other, u32 time) {
+    if (other == u32(thread_of(w, lane))) return true;
+    return w.seen[other / 32] >= time;
+}
+
+constexpr u8 SPLIT_WORD = 1, ATOMIC_WRITE = 2, ATOMIC_READ = 4;
+
+inline bool readers_ordered(const Warp& w, i32 lane, const WordRecord& r) {
+    if (!r.reader_time) return true;
+    for (u32 m = r.reader_warps; m; m &= m - 1) {
+        const u32 warp = u32(__builtin_ctz(m));
+        if (w.seen[warp] >= r.reader_time) continue;
+        if (warp == u32(w.index) && r.reader_lane == lane) continue;
+        return false;
+    }
+    return true;
+}
+// `same`: the store leaves the bytes as they are; two threads that write one value do no harm.
+inline void race_word(Ctx& c, Warp& w, i32 lane, WordRecord& r, u32 address, bool write, bool atomic, bool same, i32 pc) {
+    const u32 now = c.cta.time;
+    const i32 me = thread_of(w, lane);
+    const bool write_race = r.writer_time && !(write && same) && !(atomic && (r.flags & ATOMIC_WRITE)) && !ordered(w, lane, r.writer, r.writer_time);
+    if (write_race) report(c, RACE_SHARED, pc, me, address, -1, 4, SHARED, r.writer, c.cta.linear, r.writer_pc);
+    if (write) {
+        if (!write_race && !(atomic && (r.flags & ATOMIC_READ)) && !readers_ordered(w, lane, r))
+            report(c, RACE_SHARED, pc, me, address, -1, 4, SHARED, __builtin_ctz(r.reader_warps) * 32 + (r.reader_lane & 31), c.cta.linear, r.reader_pc);
+        r.writer_time = now; r.writer = u16(me); r.writer_pc = pc; r.reader_time = 0; r.reader_warps = 0;
+        r.flags = u8((r.flags & SPLIT_WORD) | (atomic ? ATOMIC_WRITE : 0));
+        return;
+    }
+    const bool fresh = !r.reader_time || readers_ordered(w, lane, r);
+    if (fresh) { r.reader_warps = 0; r.reader_lane = u8(lane); r.flags = u8((r.flags & ~ATOMIC_READ) | (atomic ? ATOMIC_READ : 0)); }
+    else { r.reader_lane = 255; if (!atomic) r.flags = u8(r.flags & ~ATOMIC_READ); }
+    r.reader_warps |= 1u << (w.index & 31); r.reader_time = now; r.reader_pc = pc;
+}
+inline void race_shared(Ctx& c, Warp& w, i32 lane, u32 address, i32 size, bool write, bool atomic, i32 pc, bool same = false) {
+    if (!c.launch.args.options.check_races) return;
+    Cta& cta = c.cta;
+    const u32 at = address - SHARED_START, first = at / 4, last = (at + u32(size) - 1) / 4;
+    for (u32 word = first; word <= last; ++word) {
+        WordRecord& record = cta.words[word];
+        const bool whole = at <= word * 4 && at + u32(size) >= word * 4 + 4;
+        if (whole && !(record.flags & SPLIT_WORD)) { race_word(c, w, lane, record, SHARED_START + word * 4, write, atomic, same, pc); continue; }
+        if (cta.bytes.empty()) cta.bytes.resize(cta.words.size() * 4);
+        if (!(record.flags & SPLIT_WORD)) {
+            for (u32 k = 0; k < 4; ++k) cta.bytes[word * 4 + k] = record;
+            record.flags |= SPLIT_WORD;
+        }
+        for (u32 k = std::max(at, word * 4); k < std::min(at + u32(size), word * 4 + 4); ++k)
+            race_word(c, w, lane, cta.bytes[k], SHARED_START + k, write, atomic, same, pc);
+    }
+}
+
+// A barrier or warp synchronisation among warps: what each did before happens before what any does after.
+inline void join_clocks(Cta& cta, const std::vector<Warp*>& warps) {
+    std::vector<u32> all(warps.empty() ? 0 : warps[0]->seen.size(), 0);
+    for (Warp* w : warps) {
+        w->seen[size_t(w->index)] = cta.time;
+        for (size_t k = 0; k < all.size(); ++k) all[k] = std::max(all[k], w->seen[k]);
+    }
+    for (Warp* w : warps) w->seen = all;
+    ++cta.time;
+}
+inline void sync_warp(Cta& cta, Warp& w) { w.seen[size_t(w.index)] = cta.time++; }
+
+// ---- global memory
+constexpr u16 G_ATOMIC = 1, G_MANY = 2;
+
+inline bool global_ordered(Ctx& c, const Warp& w, i32 lane, const GlobalRecord& r) {
+    if (r.cta == u32(c.cta.linear)) return ordered(w, lane, r.thread, r.time);
+    const auto found = c.cta.acquired.find(r.cta);
+    return found != c.cta.acquired.end() && found->second >= r.time;
+}
+inline void race_global(Ctx& c, Warp& w, i32 lane, const Alloc& a, u64 offset, i32 size, bool write, bool atomic, i32 pc, bool same = false) {
+    if (!c.launch.args.options.check_races || a.access == IN || a.access == CONSTANT) return;
+    GlobalRecords* records = c.launch.records[size_t(a.index)].get();
+    if (!records) return;
+    SpinLock lock(c.launch.record_locks[size_t(a.index)]);
+    const u64 g = u64(a.granule);
+    const i32 me = thread_of(w, lane);
+    const GlobalRecord now{u32(c.cta.linear), c.cta.time, u16(me), u16(atomic ? G_ATOMIC : 0), pc};
+    for (u64 k = offset / g; k <= (offset + u64(size) - 1) / g; ++k) {
+        GlobalRecords& r = records[k];
+        const GlobalRecord *clash = nullptr;
+        if (r.write.time && !(write && same) && !(atomic && (r.write.flags & G_ATOMIC)) && !global_ordered(c, w, lane, r.write)) clash = &r.write;
+        if (!clash && write && r.read.time && !(atomic && (r.read.flags & G_ATOMIC)) && !global_ordered(c, w, lane, r.read)) clash = &r.read;
+        if (clash) report(c, RACE_GLOBAL, pc, me, a.base + k * g, a.index, i32(g), GLOBAL, clash->thread, clash->cta, clash->pc);
+        if (write) { r.write = now; r.read.time = 0; }
+        else if (!r.read.time || global_ordered(c, w, lane, r.read) || !(r.read.flags & G_MANY)) {
+            const bool many = r.read.time && !global_ordered(c, w, lane, r.read);
+            r.read = now; if (many) r.read.flags |= G_MANY;
+        }
+    }
+}
+// Release and acquire through a synchronising variable. Held under the lock of the atomics.
+inline void release_to(Ctx& c, u64 address) {
+    auto& known = c.launch.released[address];
+    u32& own = known[u64(c.cta.linear)];
+    own = std::max(own, c.cta.time);
+    for (const auto& [cta, time] : c.cta.acquired) { u32& t = known[cta]; t = std::max(t, time); }
+    ++c.cta.time;
+}
+inline void acquire_from(Ctx& c, u64 address) {
+    const auto found = c.launch.released.find(address);
+    if (found == c.launch.released.end()) return;
+    for (const auto& [cta, time] : found->second)
+        if (cta != u64(c.cta.linear)) { u32& t = c.cta.acquired[cta]; t = std::max(t, time); }
+}
+
+}  // namespace vgpu
