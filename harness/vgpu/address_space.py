@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import bisect
+import ctypes
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -14,7 +14,6 @@ from pagedtune.kernels.launch import BoundPlan
 from pagedtune.kernels.slot import Access
 
 from .core_library import Alloc
-from .program import MODULE_BASE, PARAM_BASE
 
 FIRST_BASE = 0x0123_0000_0000  # above 2^40: an address cut to 32 bits hits nothing
 SPACING = 0x0010_0000_0000  # 64 GiB between allocations
@@ -38,7 +37,9 @@ class Allocation:
         granule: bytes of an element, at most 4: what a race is detected on.
         init: initialised bytes as a bitmap, None where all are.
         gaps: bytes that belong to no element, None where there are none.
+        freed: whether it was given back.
         read, written: bytes that were touched.
+        keep: what owns the memory.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Allocation:
     granule: int
     init: Bitmap | None = None
     gaps: Bitmap | None = None
+    freed: bool = False
     read: Bitmap = field(default_factory=lambda: np.zeros(0, np.uint8))
     written: Bitmap = field(default_factory=lambda: np.zeros(0, np.uint8))
     keep: object = None
@@ -86,12 +88,18 @@ def _pack(bits: npt.NDArray[np.bool_]) -> Bitmap:
 class AddressSpace:
     """Places the tensors of a bound plan."""
 
-    def __init__(self, bound: BoundPlan, uninitialised: Mapping[str, torch.Tensor] | None = None) -> None:
+    def __init__(
+        self,
+        bound: BoundPlan,
+        uninitialised: Mapping[str, torch.Tensor] | None = None,
+        freed: frozenset[str] = frozenset(),
+    ) -> None:
         self.allocations: list[Allocation] = []
         self._addresses: dict[str, int] = {}
         self._next = FIRST_BASE
         self._bound = bound
         self._uninitialised = dict(uninitialised or {})
+        self._freed = freed
         for group in _overlapping(bound.tensors):
             self._place(group)
 
@@ -114,7 +122,7 @@ class AddressSpace:
             self._addresses[name] = base + first - start
         accesses = {self._access(n) for n in names}
         access = accesses.pop() if len(accesses) == 1 else ACCESS_CODES[Access.INOUT]
-        granule = min(4, *(t.element_size() for t in tensors), 4)
+        granule = min(4, *(t.element_size() for t in tensors))
         allocation = Allocation("+".join(names), base, start, end - start, access, granule, keep=tensors)
         if not (len(names) == 1 and tensors[0].is_contiguous()):
             covered = np.zeros(end - start, np.bool_)
@@ -122,6 +130,7 @@ class AddressSpace:
                 covered |= _element_bytes(tensor, start, end)
             if not covered.all():
                 allocation.gaps = _pack(~covered)
+        allocation.freed = bool(self._freed.intersection(names))
         self._set_initialised(allocation, names)
         self.allocations.append(allocation)
 
@@ -153,7 +162,7 @@ class AddressSpace:
         for a in self.allocations:
             a.read, a.written = bitmap(a.num_bytes), bitmap(a.num_bytes)
 
-    def table(self) -> ctypes_array:
+    def table(self) -> ctypes.Array[Alloc]:
         """All allocations for the core, sorted by address."""
         self.allocations.sort(key=lambda a: a.base)
         out = (Alloc * len(self.allocations))()
@@ -161,7 +170,7 @@ class AddressSpace:
             init = None if a.init is None else a.init.ctypes.data
             gaps = None if a.gaps is None else a.gaps.ctypes.data
             touched = (a.read.ctypes.data, a.written.ctypes.data)
-            out[k] = Alloc(a.base, a.num_bytes, a.host, init, gaps, *touched, a.access, a.granule, 0, k)
+            out[k] = Alloc(a.base, a.num_bytes, a.host, init, gaps, *touched, a.access, a.granule, a.freed, k)
         return out
 
     def describe(self, index: int, address: int) -> str:
@@ -178,9 +187,6 @@ class AddressSpace:
     def by_name(self, name: str) -> Allocation | None:
         """The allocation that holds a slot."""
         return next((a for a in self.allocations if name in a.name.split("+")), None)
-
-
-ctypes_array = object
 
 
 def _element_positions(tensor: torch.Tensor) -> torch.Tensor:
@@ -216,5 +222,3 @@ def _overlapping(tensors: Mapping[str, torch.Tensor]) -> list[list[str]]:
             reach = max(reach, end)
     return groups
 
-
-__all__ = ["MODULE_BASE", "PARAM_BASE", "Allocation", "AddressSpace", "bisect", "unwritten_elements"]

@@ -235,12 +235,11 @@ def convert(e: Emitter, instruction: Instruction) -> None:
     d_row, d_width = _wide_operand(e, dst, dtype)
     s_row, s_width = _wide_operand(e, src, stype)
     exact = d_width == max(TYPE_BYTES[dtype], 2) and s_width == max(TYPE_BYTES[stype], 2)
-    if (dtype, stype) in _FAST_CVT and exact and not (flags or rounding or whole):
-        e.emit(Operation(f"cvt.fast.{dtype}.{stype}", (d_row, s_row), cls=InstructionClass.CONVERT))
-        return
     types = (_CVT_TYPES[dtype], _CVT_TYPES[stype])
     p = (flags, rounding, whole, 0, d_width, s_width, *types)
-    e.emit(Operation("cvt", (d_row, s_row), p, cls=InstructionClass.CONVERT))
+    plain = exact and not (flags or rounding or whole)
+    key = f"cvt.fast.{dtype}.{stype}" if plain and (dtype, stype) in _FAST_CVT else "cvt"
+    e.emit(Operation(key, (d_row, s_row), p, cls=InstructionClass.CONVERT))
 
 
 def _wide_operand(e: Emitter, operand: Operand, type: str) -> tuple[int, int]:

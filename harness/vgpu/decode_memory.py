@@ -244,6 +244,3 @@ def cache_hint(e: Emitter, instruction: Instruction) -> None:
         e.emit(Operation("mov.b64", (row, e.constant(0, 8)), cls=InstructionClass.MOVE))
     else:
         e.emit(Operation("nop", cls=InstructionClass.CONTROL))
-
-
-__all__ = ["PARAM_BASE", "TRASH"]

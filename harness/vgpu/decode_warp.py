@@ -162,8 +162,3 @@ def barrier(e: Emitter, instruction: Instruction) -> None:
     count = e.source(operands[1], "u32") if len(operands) == 2 else TRASH
     ops = (dst, e.source(operands[0], "u32"), count, last)
     e.emit(Operation("bar", ops, (kind, int(aligned), len(operands) - 1, negated), cls=InstructionClass.BARRIER))
-
-
-def is_register(operand: Operand) -> bool:
-    """Whether an operand is a register."""
-    return isinstance(operand, Reg)

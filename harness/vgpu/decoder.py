@@ -244,6 +244,3 @@ def _assemble(e: Emitter) -> Program:
         max_threads=int(np.prod(limit)) if limit else 0,
         uses_dynamic_shared=any(v.space == "shared" and not v.num_bytes for v in e.module.variables.values()),
     )
-
-
-__all__ = ["Address", "decode"]

@@ -47,6 +47,7 @@ class VirtualGpuOptions:
         capability: compute capability of the device, e.g. 90 (0: any artifact runs).
         raise_faults: raise on faults; otherwise read them from `report`.
         uninitialised: by slot, a boolean tensor (broadcast to the slot's) of elements that hold nothing yet.
+        freed: slots whose memory was given back before the launch: any access is a fault.
     """
 
     num_threads: int = 0
@@ -61,6 +62,7 @@ class VirtualGpuOptions:
     capability: int = 0
     raise_faults: bool = True
     uninitialised: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    freed: frozenset[str] = frozenset()
 
 
 def load_program(ptx: str, entry: str) -> Program:
@@ -148,7 +150,7 @@ class VirtualGpu:
             raise ValueError(f"{step.entry}: {shared} bytes of shared memory, the device has {self.options.shared_bytes}")
 
     def _run(self, bound: BoundPlan) -> RunReport:
-        space = AddressSpace(bound, self.options.uninitialised)
+        space = AddressSpace(bound, self.options.uninitialised, self.options.freed)
         values = {step.entry: self._arguments(bound, space, step) for step in bound.plan.steps if isinstance(step, KernelStep)}
         steps: list[StepReport] = []
         faults: list[Fault] = []

@@ -191,6 +191,7 @@ inline Outcome run_cta(Ctx& c, u64 limit) {
     }
 }
 constexpr u64 CTA_TURN = 2000000;  // instructions before another CTA gets a turn: CTAs may wait for each other
+constexpr u64 TOGETHER_TURN = 4096;  // of a cooperative launch
 constexpr size_t MAX_RESIDENT = 4096;
 
 inline void run_grid(Launch& launch, Worker& worker) {
@@ -206,7 +207,7 @@ inline void run_grid(Launch& launch, Worker& worker) {
             start_cta(launch, *resident.back(), next);
         }
         if (resident.empty()) return;
-        const u64 turn = together ? CTA_TURN / 100 : CTA_TURN;
+        const u64 turn = together ? TOGETHER_TURN : CTA_TURN;
         bool waiting = false;
         for (size_t k = 0; k < resident.size() && !launch.stop; ++k) {
             Ctx c{launch, *resident[k], worker};
