@@ -106,8 +106,10 @@ inline void complete_barrier(Cta& cta, i32 id) {
         if (here) waiting.push_back(&w);
     }
     join_clocks(cta, waiting);
-    for (Warp* w : waiting)
+    for (Warp* w : waiting) {
         for (size_t k = 0; k < b.clock.size(); ++k) w->seen[k] = std::max(w->seen[k], b.clock[k]);
+        least_seen(*w);
+    }
     b = Barrier{0, 0, -1, {}, 0, true, false};
 }
 // ops: d, id, count, c. p: 0 kind, 1 aligned, 2 has a count, 3 c is negated.

@@ -16,7 +16,7 @@ VG_ON("ldmatrix", {
     for (u32 m = rows; m; m &= m - 1) {
         const int l = __builtin_ctz(m);
         Place p;
-        if (!locate(c, w, i, l, at[l], 16, 16, i.p[0], p) || !check_state(c, w, i, l, at[l], 16, p, invalid[l])) return;
+        if ((!locate_quick(c, -1, at[l], 16, i.p[0], p) && !locate(c, w, i, l, at[l], 16, 16, i.p[0], p)) || !check_state(c, w, i, l, at[l], 16, p, invalid[l])) return;
         if (is_shared(p)) race_shared(c, w, l, SHARED_START + u32(p.offset), 16, false, false, pc_of(c, i));
         std::memcpy(data[l], p.data, 16);
         any |= invalid[l];

@@ -7,6 +7,10 @@ namespace vgpu {
 // ---- bitmaps: bit k of byte k/8 stands for byte k of the allocation
 inline u64 bits_at(const u8* map, u64 offset, i32 n) {
     u64 x = 0;
+    if (!((offset | u64(n)) & 7)) {
+        if (n == 16) { u16 y; std::memcpy(&y, map + (offset >> 3), 2); return y; }
+        if (n == 8) return map[offset >> 3];
+    } else if (n == 4 && !(offset & 3)) return map[offset >> 3] >> (offset & 4) & 15;
     const u64 first = offset >> 3, last = (offset + u64(n) - 1) >> 3;
     std::memcpy(&x, map + first, size_t(last - first + 1));
     return (x >> (offset & 7)) & (n >= 64 ? ~0ull : (1ull << n) - 1);
@@ -79,6 +83,22 @@ inline bool locate(Ctx& c, Warp& w, const Instr& i, i32 lane, u64 address, i32 s
     out = {cta.local.data() + at, nullptr, at, cta.local_state.data() + at, 1};
     return true;
 }
+// `locate` for the two usual spaces without its error paths; false sends the lane through them.
+inline bool locate_quick(Ctx& c, i32 site_alloc, u64 address, i32 size, i32 space, Place& out) {
+    if (address & u64(size - 1)) return false;
+    if (space == SHARED) {
+        const u64 offset = address - SHARED_START;
+        if (address < SHARED_START || offset + u64(size) > c.cta.shared.size()) return false;
+        out = {c.cta.shared.data() + offset, nullptr, offset, c.cta.shared_state.data() + offset, 0};
+        return true;
+    }
+    if (space != GLOBAL || site_alloc < 0) return false;
+    Alloc& a = c.launch.args.allocs[site_alloc];
+    const u64 offset = address - a.base;
+    if (offset >= a.size || offset + u64(size) > a.size || a.freed || a.gaps) return false;
+    out = {a.host + offset, &a, offset, nullptr, 0};
+    return true;
+}
 inline bool is_shared(const Place& p) { return !p.alloc && p.stride == 0; }
 
 // Addresses of all lanes; false after a fault. p1 of memory instructions = bytes of the base register.
@@ -116,9 +136,25 @@ inline void count_global(Ctx& c, const Instr& i, u32 exec, const u64* address, i
     s.bytes += u64(__builtin_popcount(exec)) * u64(size);
 }
 // Extra passes over the 32 banks of 4 bytes: lanes are served in groups of 128 bytes; one word is broadcast to many.
+inline void count_shared16(SiteCounters& s, u32 exec, const u64* address) {  // 16 bytes a lane: eight lanes a pass
+    for (int from = 0; from < 32; from += 8) {
+        u32 row[8]; u8 column[8], times[8] = {}; int n = 0; u32 worst = 1;
+        for (int l = from; l < from + 8; ++l) {
+            if (!(exec >> l & 1)) continue;
+            const u32 r = u32(address[l] >> 7); const u8 col = u8(address[l] >> 4 & 7);
+            bool seen = false;
+            for (int k = 0; k < n && !seen; ++k) seen = row[k] == r && column[k] == col;
+            if (seen) continue;
+            row[n] = r; column[n++] = col;
+            worst = std::max(worst, u32(++times[col]));
+        }
+        s.conflicts += worst - 1;
+    }
+}
 inline void count_shared(Ctx& c, const Instr& i, u32 exec, const u64* address, i32 size) {
     SiteCounters& s = site(c, i);
     s.bytes += u64(__builtin_popcount(exec)) * u64(size);
+    if (size == 16) return count_shared16(s, exec, address);
     const int words = std::max(1, size / 4), group = 32 / words;
     bool consecutive = exec == FULL;
     for (int l = 1; l < 32 && consecutive; ++l) consecutive = address[l] == address[l - 1] + u64(size);
@@ -141,6 +177,14 @@ inline void count_shared(Ctx& c, const Instr& i, u32 exec, const u64* address, i
 // Invalid bytes of memory, as a mask; a byte that an asynchronous copy has yet to fill is a fault.
 inline bool check_state(Ctx& c, Warp& w, const Instr& i, i32 lane, u64 address, i32 size, const Place& p, u64& invalid) {
     invalid = 0;
+    if (p.state && size >= 4) {
+        u64 x = 0x0101010101010101ull, y = x;
+        if (size == 16) { std::memcpy(&x, p.state, 8); std::memcpy(&y, p.state + 8, 8); }
+        else if (size == 8) std::memcpy(&x, p.state, 8);
+        else if (size == 4) std::memcpy(&x, p.state, 4);
+        else x = 0;
+        if (x == 0x0101010101010101ull && y == x) return true;
+    }
     if (p.alloc) {
         if (p.alloc->init) invalid = ~bits_at(p.alloc->init, p.offset, size) & all_ones(size);
         return true;
@@ -152,7 +196,7 @@ inline bool check_state(Ctx& c, Warp& w, const Instr& i, i32 lane, u64 address, 
     return true;
 }
 inline void note_read(const Place& p, i32 size) {
-    if (p.alloc && p.alloc->read) change_bits(p.alloc->read, p.offset, size, all_ones(size), 0);
+    if (p.alloc && p.alloc->read && bits_at(p.alloc->read, p.offset, size) != all_ones(size)) change_bits(p.alloc->read, p.offset, size, all_ones(size), 0);
 }
 
 enum MemFlags : i32 { STRONG = 1, ACQUIRE = 2, RELEASE = 4 };
@@ -169,7 +213,8 @@ inline void op_ld(Ctx& c, Warp& w, const Instr& i, u32 exec) {
     for (u32 m = exec; m; m &= m - 1) {
         const int l = __builtin_ctz(m);
         Place& p = place[l];
-        if (!locate(c, w, i, l, at[l], size, size, i.p[0], p)) return;
+        if (!locate_quick(c, c.worker.site_alloc[size_t(pc_of(c, i))], at[l], size, i.p[0], p) &&
+            !locate(c, w, i, l, at[l], size, size, i.p[0], p)) return;
         if (p.alloc) {
             global = true;
             invalid[l] = p.alloc->init ? ~bits_at(p.alloc->init, p.offset, size) & all_ones(size) : 0;
@@ -188,7 +233,10 @@ inline void op_ld(Ctx& c, Warp& w, const Instr& i, u32 exec) {
     for (i32 e = 0; e < n; ++e) {
         const i32 d = i.ops[e];
         u8* out = row<u8>(w, d);
-        for (u32 m = exec; m; m &= m - 1) {
+        if (eb == 4 && rb == 4) for (u32 m = exec; m; m &= m - 1) {
+            const int l = __builtin_ctz(m);
+            std::memcpy(out + l * 4, place[l].data + e * 4, 4);
+        } else for (u32 m = exec; m; m &= m - 1) {
             const int l = __builtin_ctz(m);
             u64 v = 0;
             std::memcpy(&v, place[l].data + e * eb, size_t(eb));
@@ -248,12 +296,14 @@ inline void op_st(Ctx& c, Warp& w, const Instr& i, u32 exec) {
     for (u32 m = exec; m; m &= m - 1) {
         const int l = __builtin_ctz(m);
         Place p;
-        if (!locate(c, w, i, l, at[l], size, size, i.p[0], p)) return;
+        if (!locate_quick(c, c.worker.site_alloc[size_t(pc_of(c, i))], at[l], size, i.p[0], p) &&
+            !locate(c, w, i, l, at[l], size, size, i.p[0], p)) return;
         (p.alloc ? global : shared) |= p.alloc || is_shared(p);
         u8 data[64];
         u64 invalid = 0;
         for (i32 e = 0; e < n; ++e) {
-            std::memcpy(data + e * eb, row<u8>(w, i.ops[1 + e]) + l * rb, size_t(eb));
+            if (eb == 4 && rb == 4) std::memcpy(data + e * 4, row<u32>(w, i.ops[1 + e]) + l, 4);
+            else std::memcpy(data + e * eb, row<u8>(w, i.ops[1 + e]) + l * rb, size_t(eb));
             if (bad >> l & 1) invalid |= u64(invalid_bytes(w, i.ops[1 + e], l) & lane_bytes_mask(eb)) << e * eb;
         }
         if (!write_bytes(c, w, i, l, at[l], p, data, size, invalid, strong)) return;

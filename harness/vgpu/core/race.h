@@ -41,12 +41,28 @@ inline void race_word(Ctx& c, Warp& w, i32 lane, WordRecord& r, u32 address, boo
     else { r.reader_lane = 255; if (!atomic) r.flags = u8(r.flags & ~ATOMIC_READ); }
     r.reader_warps |= 1u << (w.index & 31); r.reader_time = now; r.reader_pc = pc;
 }
+// The common case: everything recorded happened before what any warp does now, or this interval has only seen reads.
+inline bool race_word_quick(const Warp& w, i32 lane, WordRecord& r, u32 now, bool write, i32 pc) {
+    if ((r.flags & SPLIT_WORD) || r.writer_time > w.seen_by_all) return false;
+    if (write) {
+        if (r.reader_time > w.seen_by_all) return false;
+        r = {now, 0, 0, u16(thread_of(w, lane)), 0, 0, pc, 0};
+        return true;
+    }
+    const u32 bit = 1u << (w.index & 31);
+    if (r.reader_time <= w.seen_by_all) { r.reader_warps = bit; r.reader_lane = u8(lane); r.flags = 0; }
+    else if (r.reader_time != now) return false;
+    else { if (r.reader_warps != bit || r.reader_lane != lane) r.reader_lane = 255; r.reader_warps |= bit; r.flags = u8(r.flags & ~ATOMIC_READ); }
+    r.reader_time = now; r.reader_pc = pc;
+    return true;
+}
 inline void race_shared(Ctx& c, Warp& w, i32 lane, u32 address, i32 size, bool write, bool atomic, i32 pc, bool same = false) {
     if (!c.launch.args.options.check_races) return;
     Cta& cta = c.cta;
     const u32 at = address - SHARED_START, first = at / 4, last = (at + u32(size) - 1) / 4;
     for (u32 word = first; word <= last; ++word) {
         WordRecord& record = cta.words[word];
+        if (size >= 4 && !(address & 3) && !atomic && race_word_quick(w, lane, record, cta.time, write, pc)) continue;
         const bool whole = at <= word * 4 && at + u32(size) >= word * 4 + 4;
         if (whole && !(record.flags & SPLIT_WORD)) { race_word(c, w, lane, record, SHARED_START + word * 4, write, atomic, same, pc); continue; }
         if (cta.bytes.empty()) cta.bytes.resize(cta.words.size() * 4);
@@ -59,6 +75,8 @@ inline void race_shared(Ctx& c, Warp& w, i32 lane, u32 address, i32 size, bool w
     }
 }
 
+inline void least_seen(Warp& w) { w.seen_by_all = *std::min_element(w.seen.begin(), w.seen.end()); }
+
 // A barrier or warp synchronisation among warps: what each did before happens before what any does after.
 inline void join_clocks(Cta& cta, const std::vector<Warp*>& warps) {
     std::vector<u32> all(warps.empty() ? 0 : warps[0]->seen.size(), 0);
@@ -66,10 +84,10 @@ inline void join_clocks(Cta& cta, const std::vector<Warp*>& warps) {
         w->seen[size_t(w->index)] = cta.time;
         for (size_t k = 0; k < all.size(); ++k) all[k] = std::max(all[k], w->seen[k]);
     }
-    for (Warp* w : warps) w->seen = all;
+    for (Warp* w : warps) { w->seen = all; least_seen(*w); }
     ++cta.time;
 }
-inline void sync_warp(Cta& cta, Warp& w) { w.seen[size_t(w.index)] = cta.time++; }
+inline void sync_warp(Cta& cta, Warp& w) { w.seen[size_t(w.index)] = cta.time++; least_seen(w); }
 
 // ---- global memory
 constexpr u16 G_ATOMIC = 1, G_MANY = 2;

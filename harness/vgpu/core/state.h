@@ -117,6 +117,7 @@ struct Warp {
     u32 fence_time;                  // CTA time of its last fence of device scope
     std::vector<u64> observed;       // synchronising variables read since: a fence acquires what they released
     std::vector<u32> seen;           // race detection: accesses of each warp up to this time happened before
+    u32 seen_by_all;                 // the least of `seen`
 };
 
 struct Barrier { i32 expected, arrived, pc; std::vector<u32> clock; i32 count; bool all, any; };
