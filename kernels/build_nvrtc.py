@@ -53,7 +53,7 @@ def build_nvrtc(kernel: CudaKernel, capability: int) -> Artifact:
             "flags": flags,
             "compiler": compiler,
             "shared": shared,
-            "abi": {e: [list(a.arg_types), dict(a.align)] for e, a in kernel.abi.items()},
+            "abi": {e: [list(a.arg_types), sorted(a.align.items())] for e, a in kernel.abi.items()},
         }
     )
     cached = find_cached(kernel.source.stem, key)
@@ -79,7 +79,11 @@ def include_path() -> Path:
         BuildError: neither is installed.
     """
     places = []
-    for package, folder in (("nvidia", "cu13/include"), ("nvidia", "cuda_runtime/include"), ("triton", _TRITON_HEADERS)):
+    for package, folder in (
+        ("nvidia", "cu13/include"),
+        ("nvidia", "cuda_runtime/include"),
+        ("triton", _TRITON_HEADERS),
+    ):
         spec = find_spec(package)
         for root in (spec.submodule_search_locations or ()) if spec is not None else ():
             places.append(Path(root) / folder)
@@ -126,7 +130,8 @@ def _compile(nvrtc: Any, kernel: CudaKernel, texts: Mapping[str, str], flags: Se
 
 
 def _output(nvrtc: Any, program: Any, kind: str) -> bytes:
+    size: int
     (size,) = _call(nvrtc, getattr(nvrtc, f"nvrtcGet{kind}Size")(program))
-    data = b" " * size
+    data = b" " * size  # the binding writes into it
     _call(nvrtc, getattr(nvrtc, f"nvrtcGet{kind}")(program, data))
     return data

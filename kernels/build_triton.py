@@ -1,4 +1,4 @@
-"""Ahead-of-time builds of Triton kernels. Planning and launching never import this; Triton is imported when it builds."""
+"""Ahead-of-time builds of Triton kernels. Planning and launching never import this; Triton is imported on a build."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _compile(kernel: TritonKernel, capability: int, options: dict[str, Any]) -> 
     with _environment({"TRITON_DISABLE_LINE_INFO": "1"}):
         try:
             compiled = compile(source, target=GPUTarget("cuda", capability, 32), options=options)
-        except Exception as error:  # noqa: BLE001 (the compiler raises whatever its passes raise)
+        except Exception as error:
             tail = "\n".join(str(error).splitlines()[-20:])
             raise BuildError(f"{kernel.name} does not compile for sm_{capability}:\n{tail}") from error
     return compiled.asm["ptx"], compiled.asm["cubin"], int(compiled.metadata.shared)

@@ -43,7 +43,7 @@ def paths_of(name: str, key: str) -> tuple[Path, Path, Path]:
 
 
 def find_cached(name: str, key: str) -> Artifact | None:
-    """The artifact of a key, None where it is not in the cache. The description is written last, so it vouches for all."""
+    """The artifact of a key, None if it is not in the cache. The description is written last: it vouches for all."""
     cubin, ptx, description = paths_of(name, key)
     try:
         data = json.loads(description.read_text())
@@ -72,7 +72,11 @@ def store(name: str, key: str, compiled: Compiled) -> Artifact:
     resources = read_resources(compiled.cubin, compiled.dynamic_shared)
     data = {
         "abi": {
-            entry: {"arg_types": list(a.arg_types), "align": dict(a.align), "hidden": list(a.hidden)}
+            entry: {
+                "arg_types": list(a.arg_types),
+                "align": {str(k): v for k, v in a.align.items()},
+                "hidden": list(a.hidden),
+            }
             for entry, a in compiled.abi.items()
         },
         "resources": {entry: vars(r) for entry, r in resources.items()},

@@ -133,7 +133,7 @@ def _abi(problem: Problem, pool_format: PoolFormat) -> KernelAbi:
     sizes = {"q": chunk_k * problem.q_dtype.itemsize, "k_cache": chunk_k * pool_format.kv_dtype.itemsize}
     sizes["v_cache"] = chunk_v * pool_format.kv_dtype.itemsize
     align = {k: sizes[name] for k, name in enumerate(_POINTERS) if name in sizes}
-    num_strides = 6 if pool_format.layout is Layout.XPACKED else 5  # elsewhere the outer dim is the only one, of stride 1
+    num_strides = 6 if pool_format.layout is Layout.XPACKED else 5  # elsewhere the outer dim has stride 1
     align |= {count + k: chunk_k for k in range(num_strides)}
     align |= {count + 7 + k: chunk_v for k in range(3)}
     types = (CType.POINTER,) * count + (CType.I64,) * _NUM_INTEGERS + (CType.F32,) * 2

@@ -221,4 +221,3 @@ def _overlapping(tensors: Mapping[str, torch.Tensor]) -> list[list[str]]:
             groups[-1].append(name)
             reach = max(reach, end)
     return groups
-

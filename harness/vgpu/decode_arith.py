@@ -66,7 +66,8 @@ def arithmetic(e: Emitter, instruction: Instruction) -> None:
     name, *modifiers = instruction.opcode.split(".")
     type = modifiers[-1]
     if type == "pred":
-        return _predicate_logic(e, instruction, name)
+        _predicate_logic(e, instruction, name)
+        return
     if type not in TYPE_BYTES:
         raise e.error(f"unknown type .{type}")
     flags, sub = take_flags(e, modifiers[:-1])
@@ -105,9 +106,9 @@ def _arithmetic_key(name: str, sub: list[str], type: str, flags: int, modifiers:
             type = f"b{bits}"
         elif name in ("neg", "abs"):
             type = f"s{bits}"
-        elif name in ("add", "sub", "addc", "subc", "madc") or (name in ("mul", "mad") and "lo" in sub):
-            type = f"u{bits}"
-        elif type[0] == "b":
+        elif (
+            name in ("add", "sub", "addc", "subc", "madc") or (name in ("mul", "mad") and "lo" in sub) or type[0] == "b"
+        ):
             type = f"u{bits}"
         if "cc" in modifiers and "hi" in sub:
             type = f"{type[0]}{bits}"
@@ -153,7 +154,7 @@ def compare(e: Emitter, instruction: Instruction) -> None:
     comparison = _UNSIGNED_COMPARE.get(words[0], words[0])
     if comparison not in _COMPARES:
         raise e.error(f"unknown comparison .{words[0]}")
-    boolean = _BOOLS[words[1]] if words[1] in _BOOLS else 0
+    boolean = _BOOLS.get(words[1], 0)
     types = words[2:] if boolean else words[1:]
     type = types[-1]
     operands = operands_of(e, instruction, 4 if boolean else 3)
@@ -188,7 +189,6 @@ def test_property(e: Emitter, instruction: Instruction) -> None:
 def bit_fields(e: Emitter, instruction: Instruction) -> None:
     """prmt, lop3, shf, dp4a, dp2a."""
     name, *modifiers = instruction.opcode.split(".")
-    operands = instruction.operands
     if name == "lop3":
         *operands_, table = operands_of(e, instruction, 5)
         if not isinstance(table, Imm):
@@ -228,7 +228,8 @@ def convert(e: Emitter, instruction: Instruction) -> None:
         else:
             raise e.error(f"unknown modifier .{word}")
     if dtype in _PACKED_CVT:
-        return _convert_packed(e, instruction, dtype, stype, (flags, rounding, whole, finite))
+        _convert_packed(e, instruction, dtype, stype, (flags, rounding, whole, finite))
+        return
     if dtype not in _CVT_TYPES or stype not in _CVT_TYPES or finite:
         raise e.error("conversion is not supported")
     dst, src = operands_of(e, instruction, 2)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .decode_arith import operands_of
-from .emitter import TRASH, Emitter
-from .program import PARAM_BASE, InstructionClass, Operation
+from .emitter import Emitter
+from .program import InstructionClass, Operation
 from .ptx_module import TYPE_BYTES, Address, Imm, Instruction, Not, Operand, Reg, Special, Symbol, Vector
 
 SPACES = {"global": 1, "const": 1, "shared": 2, "local": 3, "param": 1}
@@ -16,14 +16,17 @@ _ORDER = {
     "volatile": STRONG, "relaxed": STRONG, "mmio": STRONG, "acquire": STRONG | ACQUIRE, "release": STRONG | RELEASE,
     "acq_rel": STRONG | ACQUIRE | RELEASE,
 }  # fmt: skip
-_ATOM_OPS = {
-    o: k for k, o in enumerate(("add", "min", "max", "inc", "dec", "and", "or", "xor", "exch", "cas"))
-}
+_ATOM_OPS = {o: k for k, o in enumerate(("add", "min", "max", "inc", "dec", "and", "or", "xor", "exch", "cas"))}
 _ATOM_TYPES = {
     "u32": 0, "b32": 0, "s32": 1, "u64": 2, "b64": 2, "s64": 3, "f32": 4, "f64": 5, "f16": 6, "bf16": 7, "f16x2": 8,
     "bf16x2": 9, "b16": 10,
 }  # fmt: skip
-_CLASSES = {0: InstructionClass.GLOBAL, 1: InstructionClass.GLOBAL, 2: InstructionClass.SHARED, 3: InstructionClass.LOCAL}
+_CLASSES = {
+    0: InstructionClass.GLOBAL,
+    1: InstructionClass.GLOBAL,
+    2: InstructionClass.SHARED,
+    3: InstructionClass.LOCAL,
+}
 
 
 def move(e: Emitter, instruction: Instruction) -> None:
@@ -125,9 +128,8 @@ def load_store(e: Emitter, instruction: Instruction) -> None:
     rows = tuple(e.source(o, f"b{8 * width}") if store else e.destination(o, width) for o in items)
     signed = int(type[0] == "s")
     if space == "param" and not store and _is_entry_param(e, address):
-        assert isinstance(address, Address) and isinstance(address.base, Symbol)
-        offset = e.params[address.base.name].offset + address.offset
-        p = (0, 0, TYPE_BYTES[type], vector, width, signed)
+        offset = _param_offset(e, address)
+        p = (0, 0, TYPE_BYTES[type], vector, width, signed, 0)
         e.emit(Operation("ld.param", rows, p, offset, InstructionClass.PARAM))
         return
     code = SPACES.get(space, 0)
@@ -137,6 +139,12 @@ def load_store(e: Emitter, instruction: Instruction) -> None:
     p = (code, base_width, TYPE_BYTES[type], vector, width, signed, order)
     ops = (base, *rows) if store else (*rows, base)
     e.emit(Operation("st" if store else "ld", ops, p, offset, _CLASSES[code]))
+
+
+def _param_offset(e: Emitter, address: Operand) -> int:
+    if not isinstance(address, Address) or not isinstance(address.base, Symbol):
+        raise e.error("a parameter was expected")
+    return e.params[address.base.name].offset + address.offset
 
 
 def _is_entry_param(e: Emitter, address: Operand) -> bool:

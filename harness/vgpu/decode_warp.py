@@ -7,7 +7,7 @@ import re
 from .decode_arith import FLAGS, operands_of
 from .emitter import TRASH, Emitter
 from .program import InstructionClass, Operation
-from .ptx_module import Instruction, Operand, Pair, Reg, Sink, Vector
+from .ptx_module import Instruction, Operand, Pair, Sink, Vector
 
 _MMA = re.compile(r"mma\.sync\.aligned\.m(8|16)n8k(\d+)\.row\.col(\.satfinite)?\.(\w+)\.(\w+)\.(\w+)\.(\w+)(\.\w+)?")
 _MMA_TYPES = {t: k for k, t in enumerate(("f16", "bf16", "tf32", "e4m3", "e5m2", "s8", "u8", "f32", "s32"))}
@@ -123,8 +123,7 @@ def matrix_multiply(e: Emitter, instruction: Instruction) -> None:
         raise e.error(f"m{rows}n8k{depth} of {atype} is not a shape of mma")
     d, a, b, c = operands_of(e, instruction, 4)
     fragments = [
-        _fragment(e, operand, count)
-        for operand, count in zip((d, a, b, c), (*counts, counts[0]), strict=True)
+        _fragment(e, operand, count) for operand, count in zip((d, a, b, c), (*counts, counts[0]), strict=True)
     ]
     rows_d = tuple(e.destination(o, 4) for o in fragments[0])
     sources = tuple(e.source(o, "b32") for f in fragments[1:] for o in f)

@@ -11,15 +11,15 @@ from . import decode_memory as memory
 from . import decode_warp as warp
 from .emitter import Emitter, Frame
 from .program import INSTRUCTION, InstructionClass, Operation, Program
-from .ptx_module import Address, Function, Group, Imm, Instruction, Label, Module, Operand, Reg, Symbol
+from .ptx_module import Function, Group, Imm, Instruction, Label, Module, Operand, Reg, Symbol
 from .ptx_tokens import PtxError
 
 MAX_CALL_DEPTH = 16
 
 # Instructions of asynchronous hardware that this core does not model.
 _UNSUPPORTED = (
-    "mbarrier", "cp.async.bulk", "cp.async.mbarrier", "cp.reduce.async.bulk", "wgmma", "tcgen05", "multimem", "st.async",
-    "red.async", "mapa", "getctarank", "barrier.cluster", "tensormap", "clusterlaunchcontrol", "fence.mbarrier_init",
+    "mbarrier", "cp.async.bulk", "cp.async.mbarrier", "cp.reduce.async.bulk", "wgmma", "tcgen05", "multimem",
+    "st.async", "red.async", "mapa", "getctarank", "barrier.cluster", "tensormap", "clusterlaunchcontrol", "fence.mbarrier_init",
     "st.bulk", "mma.sp", "wmma", "tex", "sust", "suld", "vprintf",
 )  # fmt: skip
 
@@ -160,7 +160,10 @@ class _Decoder:
     def _call(self, instruction: Instruction) -> None:
         e = self._e
         operands = list(instruction.operands)
-        results = operands.pop(0).items if isinstance(operands[0], Group) else ()
+        results: tuple[Operand, ...] = ()
+        if isinstance(operands[0], Group):
+            results = operands[0].items
+            operands.pop(0)
         target = operands.pop(0)
         arguments = operands[0].items if operands and isinstance(operands[0], Group) else ()
         if not isinstance(target, Symbol):

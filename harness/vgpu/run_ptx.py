@@ -28,7 +28,7 @@ def run_ptx(
     grid: tuple[int, int, int] = (1, 1, 1),
     block: tuple[int, int, int] = (32, 1, 1),
     shared_bytes: int = 0,
-    options: VirtualGpuOptions = VirtualGpuOptions(),
+    options: VirtualGpuOptions | None = None,
     cooperative: bool = False,
 ) -> RunReport:
     """The report of one launch.
@@ -61,7 +61,7 @@ def run_ptx(
         path.write_text(ptx)
         resources = {entry: Resources()}
         artifact = Artifact(ArtifactKind.CUBIN, path, "", "", {entry: abi}, resources, path)
-        gpu = VirtualGpu((artifact,), replace(options, raise_faults=False))
+        gpu = VirtualGpu((artifact,), replace(options or VirtualGpuOptions(), raise_faults=False))
     gpu.prepare(LaunchPlan((step,), slots, workspaces).bind(tensors))()
     return gpu.report
 

@@ -89,8 +89,8 @@ class _Kernel:
 class VirtualGpu:
     """Runs plans whose kernels lie in `artifacts` (each with its PTX). `report` is that of the last run."""
 
-    def __init__(self, artifacts: Sequence[Artifact], options: VirtualGpuOptions = VirtualGpuOptions()) -> None:
-        self.options = options
+    def __init__(self, artifacts: Sequence[Artifact], options: VirtualGpuOptions | None = None) -> None:
+        self.options = options or VirtualGpuOptions()
         self.report = RunReport()
         self._kernels: dict[str, _Kernel] = {}
         for artifact in artifacts:
@@ -147,11 +147,15 @@ class VirtualGpu:
             raise ValueError(f"{step.entry}: compiled for at most {program.max_threads} threads, not {threads}")
         shared = program.static_shared + max(step.shared_bytes, kernel.dynamic_shared)
         if self.options.shared_bytes and shared > self.options.shared_bytes:
-            raise ValueError(f"{step.entry}: {shared} bytes of shared memory, the device has {self.options.shared_bytes}")
+            raise ValueError(
+                f"{step.entry}: {shared} bytes of shared memory, the device has {self.options.shared_bytes}"
+            )
 
     def _run(self, bound: BoundPlan) -> RunReport:
         space = AddressSpace(bound, self.options.uninitialised, self.options.freed)
-        values = {step.entry: self._arguments(bound, space, step) for step in bound.plan.steps if isinstance(step, KernelStep)}
+        values = {
+            step.entry: self._arguments(bound, space, step) for step in bound.plan.steps if isinstance(step, KernelStep)
+        }
         steps: list[StepReport] = []
         faults: list[Fault] = []
         written: dict[int, np.ndarray[tuple[int], np.dtype[np.uint8]]] = {}
@@ -211,7 +215,7 @@ class VirtualGpu:
             const_widths=arrays[1].ctypes.data,
             const_values=arrays[2].ctypes.data,
             special_units=arrays[3].ctypes.data,
-            allocs=ctypes.addressof(table),  # type: ignore[arg-type]
+            allocs=ctypes.addressof(table),
             num_allocs=len(space.allocations),
             options=self._raw_options(step),
         )

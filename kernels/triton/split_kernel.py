@@ -6,6 +6,8 @@ TILE_TOKENS keys are found through the block table and need not be a multiple or
 Scores are kept in base 2: `log2(e)` is folded into the scale.
 """
 
+# mypy: ignore-errors
+# The language is Triton: what looks like Python is compiled for the GPU, and has no Python types.
 import triton
 import triton.language as tl
 
@@ -152,7 +154,9 @@ def attention_split(
     if SPLIT:
         safe_total = tl.where(total > 0.0, total, 1.0)
         part = token_head * num_splits + split
-        tl.store(partial_out + part[:, None] * DIM_V + cols_v[None, :], acc * (out_scale / safe_total)[:, None], live_out)
+        tl.store(
+            partial_out + part[:, None] * DIM_V + cols_v[None, :], acc * (out_scale / safe_total)[:, None], live_out
+        )
         tl.store(partial_lse + part, tl.where(total > 0.0, (top + tl.log2(safe_total)) * LN2, -float("inf")), live_rows)
     else:
         if HAS_SINKS:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
+
 from pagedtune.harness.vgpu.virtual_gpu import VirtualGpu, VirtualGpuOptions
 from pagedtune.kernels.bounds import Bounds
 from pagedtune.kernels.cuda_paged import CudaPaged, CudaPagedConfig
@@ -29,7 +30,7 @@ class Case:
     pool_format: PoolFormat
     lens: tuple[int, ...]
     query_lens: tuple[int, ...] = ()
-    triton: TritonSplitConfig = TritonSplitConfig(4, 32, 32)
+    triton: TritonSplitConfig = field(default_factory=lambda: TritonSplitConfig(4, 32, 32))
     tokens: tuple[int, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -39,12 +40,18 @@ class Case:
 BF16 = PoolFormat(16, DType.BF16)
 CASES = {
     "plain": Case(Problem(8, 2, 64), BF16, (5, 37, 128)),
-    "features": Case(Problem(4, 4, 64, sinks=True, alibi=True, soft_cap=30.0), PoolFormat(8, DType.BF16, Layout.HND), (50, 1)),
+    "features": Case(
+        Problem(4, 4, 64, sinks=True, alibi=True, soft_cap=30.0), PoolFormat(8, DType.BF16, Layout.HND), (50, 1)
+    ),
     "window": Case(Problem(6, 2, 80, window=20), PoolFormat(16, DType.BF16, Layout.XPACKED), (50, 33)),
-    "fp8": Case(Problem(4, 1, 64, q_dtype=DType.FP16), PoolFormat(16, DType.FP8_E4M3, scale_kind=ScaleKind.PER_HEAD), (40,)),
+    "fp8": Case(
+        Problem(4, 1, 64, q_dtype=DType.FP16), PoolFormat(16, DType.FP8_E4M3, scale_kind=ScaleKind.PER_HEAD), (40,)
+    ),
     "fp32": Case(Problem(2, 1, 32, q_dtype=DType.FP32), PoolFormat(16, DType.FP32), (40, 3)),
     "several queries": Case(Problem(8, 2, 64, max_query_len=3), BF16, (40, 3), (3, 2)),
-    "no split": Case(Problem(4, 1, 64, head_dim_v=32), PoolFormat(3, DType.BF16), (33,), triton=TritonSplitConfig(1, 32)),
+    "no split": Case(
+        Problem(4, 1, 64, head_dim_v=32), PoolFormat(3, DType.BF16), (33,), triton=TritonSplitConfig(1, 32)
+    ),
 }
 
 
@@ -115,7 +122,9 @@ def attention(case: Case, t: dict[str, torch.Tensor]) -> tuple[torch.Tensor, tor
     return out, lse
 
 
-def run(variant: Variant, config: Config, case: Case, options: VirtualGpuOptions) -> tuple[dict[str, torch.Tensor], VirtualGpu]:
+def run(
+    variant: Variant, config: Config, case: Case, options: VirtualGpuOptions
+) -> tuple[dict[str, torch.Tensor], VirtualGpu]:
     if importlib.util.find_spec(NEEDS[variant.name]) is None:
         pytest.skip(f"{NEEDS[variant.name]} is not installed: the kernel cannot be compiled")
     tensors = tensors_of(case)

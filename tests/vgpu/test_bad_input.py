@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from vgpu_pairs import module
+
 from pagedtune.harness.vgpu.ptx_parser import parse
 from pagedtune.harness.vgpu.ptx_tokens import PtxError
 from pagedtune.harness.vgpu.run_ptx import FILE_HEADER, run_ptx
 from pagedtune.harness.vgpu.virtual_gpu import VirtualGpu, VirtualGpuOptions, load_program
 from pagedtune.kernels.artifact import Artifact, ArtifactKind, KernelAbi
 from pagedtune.kernels.slot import Access
-from vgpu_pairs import module
 
 PLAIN = module("", {})
 

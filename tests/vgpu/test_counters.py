@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import torch
+from vgpu_evaluate import ONE_THREAD
+from vgpu_pairs import module
+
 from pagedtune.harness.vgpu.report import Counters
 from pagedtune.harness.vgpu.run_ptx import run_ptx
 from pagedtune.kernels.slot import Access
-from vgpu_evaluate import ONE_THREAD
-from vgpu_pairs import module
 
 IN, OUT = Access.IN, Access.OUT
 
@@ -18,7 +19,7 @@ def count(body: str, elements: int, threads: int = 64, blocks: int = 2, prelude:
         "x": (torch.zeros(elements, dtype=torch.int32), IN),
         "o": (torch.zeros(threads * blocks, dtype=torch.int32), OUT),
     }
-    frame = "mad.lo.s32 %r10, %r61, {n}, %r60; mul.wide.u32 %rd13, %r10, 4; add.s64 %rd12, %rd1, %rd13;".format(n=threads)
+    frame = f"mad.lo.s32 %r10, %r61, {threads}, %r60; mul.wide.u32 %rd13, %r10, 4; add.s64 %rd12, %rd1, %rd13;"
     text = module(f"{frame}\n{body}\nst.global.u32 [%rd12], %r1;", arguments, prelude)
     report = run_ptx(text, "k", arguments, (blocks, 1, 1), (threads, 1, 1), options=ONE_THREAD)
     assert report.clean, [str(f) for f in report.faults]
@@ -77,7 +78,8 @@ def test_bank_conflicts() -> None:
 
 def test_matrix_barrier_and_asynchronous_counts() -> None:
     zeros = "mov.f32 %f1, 0f00000000; mov.u32 %r1, 0; mov.u32 %r3, s;"
-    mma = "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%f1,%f1,%f1,%f1}, {%r1,%r1,%r1,%r1}, {%r1,%r1}, {%f1,%f1,%f1,%f1};"
+    opcode, zeros4, ones = "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", "%f1,%f1,%f1,%f1", "%r1,%r1"
+    mma = f"{opcode} {{{zeros4}}}, {{{ones},{ones}}}, {{{ones}}}, {{{zeros4}}};"
     copy = "mad.lo.s32 %r5, %r60, 16, %r3; mul.wide.u32 %rd14, %r60, 16; add.s64 %rd15, %rd0, %rd14;"
     copy += "cp.async.cg.shared.global [%r5], [%rd15], 16; cp.async.wait_all;"
     c = count(f"{zeros} {mma} bar.sync 0; {copy}", 256, prelude=".shared .align 16 .b8 s[1024];")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from vgpu_pairs import Pair, check_pair, ints
+
 from pagedtune.harness.vgpu.report import FaultKind as F
 from pagedtune.harness.vgpu.virtual_gpu import VirtualGpuOptions
 from pagedtune.kernels.slot import Access
-from vgpu_pairs import Pair, check_pair, ints
 
 IN, OUT, INOUT = Access.IN, Access.OUT, Access.INOUT
 
@@ -138,8 +139,10 @@ PAIRS = {
     "misaligned vector": Pair(
         F.MISALIGNED,
         copy(load="ld.global.v2.u32 {%r1, %r2}, [%rd11]; // FAULT"),
-        copy(load="and.b64 %rd11, %rd11, -8; ld.global.v2.u32 {%r2, %r3}, [%rd11]; and.b32 %r4, %r60, 1;"
-             "setp.eq.u32 %p1, %r4, 0; selp.b32 %r1, %r2, %r3, %p1;"),
+        copy(
+            load="and.b64 %rd11, %rd11, -8; ld.global.v2.u32 {%r2, %r3}, [%rd11]; and.b32 %r4, %r60, 1;"
+            "setp.eq.u32 %p1, %r4, 0; selp.b32 %r1, %r2, %r3, %p1;"
+        ),
         copy32,
         says="x+",
     ),
@@ -152,7 +155,8 @@ PAIRS = {
     ),
     "uninitialised workspace decides a branch": Pair(
         F.UNINITIALISED_BRANCH,
-        "ld.global.u32 %r1, [%rd0];\nsetp.eq.u32 %p1, %r1, 0;\n@%p1 bra L; // FAULT\nL:\n" + copy(load="mov.u32 %r1, 1;"),
+        "ld.global.u32 %r1, [%rd0];\nsetp.eq.u32 %p1, %r1, 0;\n@%p1 bra L; // FAULT\nL:\n"
+        + copy(load="mov.u32 %r1, 1;"),
         "mov.u32 %r1, 0;\nsetp.eq.u32 %p1, %r1, 0;\n@%p1 bra L;\nL:\n" + copy(load="mov.u32 %r1, 1;"),
         scratch,
     ),
@@ -160,12 +164,16 @@ PAIRS = {
         F.UNINITIALISED_ADDRESS,
         "ld.shared.u32 %r5, [s]; cvt.u64.u32 %rd20, %r5; add.s64 %rd0, %rd0, %rd20;\n"
         + copy(load="ld.global.u32 %r1, [%rd11]; // FAULT").replace("mul.wide", "mul.wide", 1),
-        "st.shared.u32 [s], 0; bar.warp.sync -1; ld.shared.u32 %r5, [s]; cvt.u64.u32 %rd20, %r5; add.s64 %rd0, %rd0, %rd20;\n" + GOOD,
+        "st.shared.u32 [s], 0; bar.warp.sync -1; "
+        "ld.shared.u32 %r5, [s]; cvt.u64.u32 %rd20, %r5; add.s64 %rd0, %rd0, %rd20;\n" + GOOD,
         copy32,
         SHARED,
     ),
     "uninitialised workspace reaches an output": Pair(
-        F.UNINITIALISED_OUTPUT, copy(store="st.global.u32 [%rd12], %r1; // FAULT"), copy(load="mov.u32 %r1, 3;"), scratch
+        F.UNINITIALISED_OUTPUT,
+        copy(store="st.global.u32 [%rd12], %r1; // FAULT"),
+        copy(load="mov.u32 %r1, 3;"),
+        scratch,
     ),
     "register without a value": Pair(
         F.UNINITIALISED_OUTPUT,
@@ -175,9 +183,13 @@ PAIRS = {
     ),
     "one uninitialised byte of four": Pair(
         F.UNINITIALISED_OUTPUT,
-        copy(load="ld.global.u32 %r1, [%rd11];", store="and.b32 %r1, %r1, 0xff0000ff;\nst.global.u32 [%rd12], %r1; // FAULT"),
-        copy(load="ld.global.u32 %r1, [%rd11];", store="and.b32 %r1, %r1, 0x00ffffff; st.global.u32 [%rd12], %r1;")
-        .replace("ld.global.u32 %r1, [%rd11];", "ld.global.u16 %r1, [%rd11];"),
+        copy(
+            load="ld.global.u32 %r1, [%rd11];",
+            store="and.b32 %r1, %r1, 0xff0000ff;\nst.global.u32 [%rd12], %r1; // FAULT",
+        ),
+        copy(
+            load="ld.global.u32 %r1, [%rd11];", store="and.b32 %r1, %r1, 0x00ffffff; st.global.u32 [%rd12], %r1;"
+        ).replace("ld.global.u32 %r1, [%rd11];", "ld.global.u16 %r1, [%rd11];"),
         lambda: {"x": (torch.zeros(64, dtype=torch.int16), IN), "o": (torch.empty(32, dtype=torch.int32), OUT)},
         options=VirtualGpuOptions(num_threads=1, uninitialised={"x": torch.tensor([False, True] * 32)}),
     ),
@@ -204,7 +216,10 @@ PAIRS = {
 }
 # The twin of the last pair needs a zeroed counter: it is an input-output of the launch.
 TWIN_ARGUMENTS = {
-    "counter that nobody has set to zero": lambda: {"w": (ints(0), INOUT), "o": (torch.empty(1, dtype=torch.int32), OUT)}
+    "counter that nobody has set to zero": lambda: {
+        "w": (ints(0), INOUT),
+        "o": (torch.empty(1, dtype=torch.int32), OUT),
+    }
 }
 
 

@@ -1,13 +1,14 @@
-"""Faulty kernels that synchronise wrongly, each with its corrected twin: races that lockstep hides, barriers, copies."""
+"""Faulty kernels that synchronise wrongly, with corrected twins: races that lockstep hides, barriers, copies."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from vgpu_pairs import Pair, check_pair, ints
+
 from pagedtune.harness.vgpu.report import FaultKind as F
 from pagedtune.harness.vgpu.virtual_gpu import VirtualGpuOptions
 from pagedtune.kernels.slot import Access
-from vgpu_pairs import Pair, check_pair, ints
 
 IN, OUT, INOUT = Access.IN, Access.OUT, Access.INOUT
 SHARED = ".shared .align 16 .b8 s[1024];"
@@ -23,7 +24,11 @@ def copy(n: int = 64):
 
 
 def counter():
-    return {"c": (ints(0), INOUT), "w": torch.empty(64, dtype=torch.int32), "o": (torch.empty(64, dtype=torch.int32), OUT)}
+    return {
+        "c": (ints(0), INOUT),
+        "w": torch.empty(64, dtype=torch.int32),
+        "o": (torch.empty(64, dtype=torch.int32), OUT),
+    }
 
 
 def flags(*values: int):
@@ -46,8 +51,7 @@ REUSE = (
     + "st.shared.u32 [%r4], %r60;\nbar.sync 0;\nld.shared.u32 %r1, [%r6];\n{sync}\nst.shared.u32 [%r4], %r1; {mark}\n"
     + STORE_OUT.format(n=0)
 )
-ASYNC = (
-    """mov.u32 %r3, s;
+ASYNC = """mov.u32 %r3, s;
 shl.b32 %r2, %r60, 4;
 add.s32 %r4, %r3, %r2;
 xor.b32 %r5, %r4, {other};
@@ -59,9 +63,7 @@ cp.async.commit_group;
 {wait}
 ld.shared.u32 %r1, [%r5]; {mark}
 {after}
-"""
-    + STORE_OUT.format(n=1)
-)
+""" + STORE_OUT.format(n=1)
 WAIT, BOTH = "cp.async.wait_group 0;", "cp.async.wait_group 0;\nbar.sync 0;"
 SECOND = "cp.async.cg.shared.global [%r4+1024], [%rd11], 16;\ncp.async.commit_group;"
 # Block 1 hands w[tid] to block 0 through a counter.
@@ -128,7 +130,9 @@ PAIRS = {
     ),
     "two threads write different values": Pair(
         F.RACE_SHARED,
-        PLACES + "and.b32 %r8, %r4, -256;\nst.shared.u32 [%r3], %r60; // FAULT\nmov.u32 %r1, 0;\n" + STORE_OUT.format(n=0),
+        PLACES
+        + "and.b32 %r8, %r4, -256;\nst.shared.u32 [%r3], %r60; // FAULT\nmov.u32 %r1, 0;\n"
+        + STORE_OUT.format(n=0),
         PLACES + "st.shared.u32 [%r3], 7;\nmov.u32 %r1, 0;\n" + STORE_OUT.format(n=0),
         out(),
         SHARED,
@@ -151,17 +155,20 @@ PAIRS = {
     ),
     "named barriers of different ids": Pair(
         F.RACE_SHARED,
-        EXCHANGE.format(sync="shr.u32 %r8, %r60, 6;\nadd.s32 %r8, %r8, 1;\nbar.sync %r8, 64;", from_="%r9", mark="// FAULT")
-        .replace("xor.b32 %r5, %r2, 4;", "xor.b32 %r5, %r2, 256;\nadd.s32 %r9, %r3, %r5;\nxor.b32 %r5, %r2, 4;"),
-        EXCHANGE.format(sync="bar.sync 1, 128;", from_="%r9", mark="")
-        .replace("xor.b32 %r5, %r2, 4;", "xor.b32 %r5, %r2, 256;\nadd.s32 %r9, %r3, %r5;\nxor.b32 %r5, %r2, 4;"),
+        EXCHANGE.format(
+            sync="shr.u32 %r8, %r60, 6;\nadd.s32 %r8, %r8, 1;\nbar.sync %r8, 64;", from_="%r9", mark="// FAULT"
+        ).replace("xor.b32 %r5, %r2, 4;", "xor.b32 %r5, %r2, 256;\nadd.s32 %r9, %r3, %r5;\nxor.b32 %r5, %r2, 4;"),
+        EXCHANGE.format(sync="bar.sync 1, 128;", from_="%r9", mark="").replace(
+            "xor.b32 %r5, %r2, 4;", "xor.b32 %r5, %r2, 256;\nadd.s32 %r9, %r3, %r5;\nxor.b32 %r5, %r2, 4;"
+        ),
         out(128),
         SHARED,
         block=128,
     ),
     "two blocks write one element": Pair(
         F.RACE_GLOBAL,
-        "add.s32 %r1, %r60, %r61;\nmul.wide.u32 %rd10, %r60, 4;\nadd.s64 %rd12, %rd0, %rd10;\nst.global.u32 [%rd12], %r1; // FAULT\n",
+        "add.s32 %r1, %r60, %r61;\nmul.wide.u32 %rd10, %r60, 4;\n"
+        "add.s64 %rd12, %rd0, %rd10;\nst.global.u32 [%rd12], %r1; // FAULT\n",
         "shl.b32 %r2, %r61, 5;\nadd.s32 %r1, %r60, %r2;\nmul.wide.u32 %rd10, %r1, 4;\nadd.s64 %rd12, %rd0, %rd10;\n"
         "st.global.u32 [%rd12], %r1;\n",
         out(64),
@@ -170,9 +177,11 @@ PAIRS = {
     ),
     "global memory between warps without a barrier": Pair(
         F.RACE_GLOBAL,
-        "mul.wide.u32 %rd10, %r60, 4;\nxor.b64 %rd13, %rd10, 128;\nadd.s64 %rd11, %rd1, %rd10;\nadd.s64 %rd14, %rd1, %rd13;\n"
+        "mul.wide.u32 %rd10, %r60, 4;\nxor.b64 %rd13, %rd10, 128;\n"
+        "add.s64 %rd11, %rd1, %rd10;\nadd.s64 %rd14, %rd1, %rd13;\n"
         "st.global.u32 [%rd11], %r60;\nld.global.u32 %r1, [%rd14]; // FAULT\n" + STORE_OUT.format(n=2),
-        "mul.wide.u32 %rd10, %r60, 4;\nxor.b64 %rd13, %rd10, 128;\nadd.s64 %rd11, %rd1, %rd10;\nadd.s64 %rd14, %rd1, %rd13;\n"
+        "mul.wide.u32 %rd10, %r60, 4;\nxor.b64 %rd13, %rd10, 128;\n"
+        "add.s64 %rd11, %rd1, %rd10;\nadd.s64 %rd14, %rd1, %rd13;\n"
         "st.global.u32 [%rd11], %r60;\nbar.sync 0;\nld.global.u32 %r1, [%rd14];\n" + STORE_OUT.format(n=2),
         counter,
         block=64,
@@ -223,7 +232,8 @@ PAIRS = {
     ),
     "one warp skips a counted barrier": Pair(
         F.DEADLOCK,
-        "mov.u32 %r1, 1;\nsetp.lt.u32 %p1, %r60, 32;\n@%p1 bra L;\nbar.sync 1, 64; // FAULT\nL:\n" + STORE_OUT.format(n=0),
+        "mov.u32 %r1, 1;\nsetp.lt.u32 %p1, %r60, 32;\n@%p1 bra L;\nbar.sync 1, 64; // FAULT\nL:\n"
+        + STORE_OUT.format(n=0),
         "mov.u32 %r1, 1;\nsetp.lt.u32 %p1, %r60, 32;\n@%p1 bra M;\nbar.sync 1, 64;\nbra L;\nM:\nbar.arrive 1, 64;\nL:\n"
         + STORE_OUT.format(n=0),
         out(),
@@ -231,8 +241,10 @@ PAIRS = {
     ),
     "endless loop": Pair(
         F.ENDLESS_LOOP,
-        "mov.u32 %r1, 0;\nL:\nadd.s32 %r1, %r1, 2;\nsetp.ne.s32 %p1, %r1, 5; // FAULT\n@%p1 bra L; // FAULT\n"
-        .replace("add.s32 %r1, %r1, 2;", "add.s32 %r1, %r1, 2; // FAULT") + STORE_OUT.format(n=0),
+        "mov.u32 %r1, 0;\nL:\nadd.s32 %r1, %r1, 2;\nsetp.ne.s32 %p1, %r1, 5; // FAULT\n@%p1 bra L; // FAULT\n".replace(
+            "add.s32 %r1, %r1, 2;", "add.s32 %r1, %r1, 2; // FAULT"
+        )
+        + STORE_OUT.format(n=0),
         "mov.u32 %r1, 0;\nL:\nadd.s32 %r1, %r1, 2;\nsetp.ne.s32 %p1, %r1, 6;\n@%p1 bra L;\n" + STORE_OUT.format(n=0),
         out(32),
         options=LIMIT,
@@ -279,7 +291,8 @@ PAIRS = {
     ),
     "shuffle that half of its members never reach": Pair(
         F.DIVERGENT_SYNC,
-        "setp.lt.u32 %p1, %r60, 16;\nmov.u32 %r1, 0;\n@!%p1 bra L;\nshfl.sync.bfly.b32 %r1, %r60, 1, 31, -1; // FAULT\nL:\n"
+        "setp.lt.u32 %p1, %r60, 16;\nmov.u32 %r1, 0;\n@!%p1 bra L;\n"
+        "shfl.sync.bfly.b32 %r1, %r60, 1, 31, -1; // FAULT\nL:\n"
         "bar.warp.sync -1;\n" + STORE_OUT.format(n=0),
         "setp.lt.u32 %p1, %r60, 16;\nmov.u32 %r1, 0;\n@!%p1 bra L;\nshfl.sync.bfly.b32 %r1, %r60, 1, 31, 0xffff;\nL:\n"
         "bar.warp.sync -1;\n" + STORE_OUT.format(n=0),
@@ -303,7 +316,8 @@ PAIRS = {
         F.ENDLESS_LOOP,
         "L:\nld.volatile.global.u32 %r1, [%rd0]; // FAULT\nsetp.lt.u32 %p1, %r1, 3; // FAULT\n@%p1 bra L; // FAULT\n"
         "setp.eq.u32 %p2, %r61, 0;\n@%p2 st.global.u32 [%rd1], %r1;\n",
-        "red.global.add.u32 [%rd0], 1;\nL:\nld.volatile.global.u32 %r1, [%rd0];\nsetp.lt.u32 %p1, %r1, 3;\n@%p1 bra L;\n"
+        "red.global.add.u32 [%rd0], 1;\nL:\nld.volatile.global.u32 %r1, [%rd0];\n"
+        "setp.lt.u32 %p1, %r1, 3;\n@%p1 bra L;\n"
         "setp.eq.u32 %p2, %r61, 0;\n@%p2 st.global.u32 [%rd1], %r1;\n",
         flags(0),
         block=1,

@@ -45,8 +45,11 @@ def arithmetic() -> dict[str, tuple[int, int, Callable[..., int]]]:
                 f"max.{t}": (bits, 2, both(max, bits, sign)),
                 f"div.{t}": (bits, 2, both(lambda a, b: truncated_div(a, b) if b else -1, bits, sign)),
                 f"rem.{t}": (bits, 2, both(lambda a, b: a - b * truncated_div(a, b) if b else -1, bits, sign)),
-                f"sad.{t}": (bits, 3, lambda a, b, c, n=bits, s=sign: (
-                    c + abs(SIGNED(a, n) - SIGNED(b, n) if s else a - b)) & MASK[n]),
+                f"sad.{t}": (
+                    bits,
+                    3,
+                    lambda a, b, c, n=bits, s=sign: (c + abs(SIGNED(a, n) - SIGNED(b, n) if s else a - b)) & MASK[n],
+                ),
             }
         table |= {
             f"neg.s{bits}": (bits, 1, both(lambda a: -a, bits, True)),
@@ -59,8 +62,16 @@ def arithmetic() -> dict[str, tuple[int, int, Callable[..., int]]]:
         }
         if bits >= 32:
             table[f"brev.b{bits}"] = (bits, 1, lambda a, n=bits: int(f"{a:0{n}b}"[::-1], 2))
-    table["add.sat.s32"] = (32, 2, lambda a, b: max(-(1 << 31), min((1 << 31) - 1, SIGNED(a, 32) + SIGNED(b, 32))) & MASK[32])
-    table["sub.sat.s32"] = (32, 2, lambda a, b: max(-(1 << 31), min((1 << 31) - 1, SIGNED(a, 32) - SIGNED(b, 32))) & MASK[32])
+    table["add.sat.s32"] = (
+        32,
+        2,
+        lambda a, b: max(-(1 << 31), min((1 << 31) - 1, SIGNED(a, 32) + SIGNED(b, 32))) & MASK[32],
+    )
+    table["sub.sat.s32"] = (
+        32,
+        2,
+        lambda a, b: max(-(1 << 31), min((1 << 31) - 1, SIGNED(a, 32) - SIGNED(b, 32))) & MASK[32],
+    )
     return table
 
 
@@ -75,7 +86,8 @@ def test_arithmetic(opcode: str) -> None:
     if opcode.startswith(("div", "rem")):  # the result of a division by zero is not specified
         keep = [k for k, b in enumerate(columns[1]) if b]
         columns = [[c[k] for k in keep] for c in columns]
-    text = f"{opcode} {{d}}, {', '.join('{%d}' % k for k in range(count))};"
+    sources = ", ".join(f"{{{k}}}" for k in range(count))
+    text = f"{opcode} {{d}}, {sources};"
     got = evaluate(text, [bits] * count, columns, bits)
     assert got == [function(*row) for row in zip(*columns, strict=True)]
 
@@ -96,7 +108,9 @@ def test_shifts_clamp_their_amount(opcode: str) -> None:
     bits, function = SHIFTS[opcode]
     pairs = list(itertools.product(edges(bits), [0, 1, 7, 8, 15, 16, 31, 32, 63, 64, 255, MASK[32]]))
     a, n = [p[0] for p in pairs], [p[1] for p in pairs]
-    assert evaluate(f"{opcode} {{d}}, {{0}}, {{1}};", [bits, 32], [a, n], bits) == [function(x, k, bits) for x, k in pairs]
+    assert evaluate(f"{opcode} {{d}}, {{0}}, {{1}};", [bits, 32], [a, n], bits) == [
+        function(x, k, bits) for x, k in pairs
+    ]
 
 
 @pytest.mark.parametrize("bits", [32, 64])
@@ -137,7 +151,9 @@ def test_bit_instructions_on_random_words(rows: list[tuple[int, int, int]], tabl
     ]
     assert evaluate("prmt.b32 {d}, {0}, {1}, {2};", widths, [a, b, c], 32) == [ref.permute(*row) for row in rows]
     for direction, mode in itertools.product("lr", ("wrap", "clamp")):
-        got = evaluate(f"shf.{direction}.{mode}.b32 {{d}}, {{0}}, {{1}}, {{2}};", widths, [a, b, [x % 70 for x in c]], 32)
+        got = evaluate(
+            f"shf.{direction}.{mode}.b32 {{d}}, {{0}}, {{1}}, {{2}};", widths, [a, b, [x % 70 for x in c]], 32
+        )
         assert got == [ref.funnel(x, y, z % 70, direction == "l", mode == "clamp") for x, y, z in rows]
 
 
@@ -192,7 +208,8 @@ def test_carry_chain_adds_and_subtracts_128_bits() -> None:
         for high in (False, True):
             text = (
                 ".reg .b64 %lo, %hi;"
-                f"{op}.cc.u64 %lo, {{0}}, {{1}}; {op}c.u64 %hi, {{1}}, {{0}}; mov.b64 {{d}}, {'%hi' if high else '%lo'};"
+                f"{op}.cc.u64 %lo, {{0}}, {{1}}; {op}c.u64 %hi, {{1}}, {{0}};"
+                f"mov.b64 {{d}}, {'%hi' if high else '%lo'};"
             )
             got = evaluate(text, [64, 64], [a, b], 64)
             wide = [((y << 64 | x) + sign * (x << 64 | y)) % (1 << 128) for x, y in pairs]

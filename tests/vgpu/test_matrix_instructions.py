@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 import vgpu_semantics as ref
+from vgpu_evaluate import ONE_THREAD, as_ints, as_tensor
+
 from pagedtune.harness.vgpu.run_ptx import FILE_HEADER, run_ptx
 from pagedtune.kernels.slot import Access
-from vgpu_evaluate import ONE_THREAD, as_ints, as_tensor
 
 Place = Callable[[int, int, int], tuple[int, int]]  # group, member, element index -> row, column
 
@@ -33,7 +34,9 @@ def c_place(g: int, t: int, i: int) -> tuple[int, int]:
 
 SHAPES = {
     "16-bit k16": Shape(
-        16, 16, (8, 4, 4),
+        16,
+        16,
+        (8, 4, 4),
         lambda g, t, i: (g if i < 2 or 4 <= i < 6 else g + 8, t * 2 + (i & 1) + (0 if i < 4 else 8)),
         lambda g, t, i: (t * 2 + (i & 1) + (0 if i < 2 else 8), g),
     ),
@@ -41,13 +44,17 @@ SHAPES = {
         16, 8, (4, 2, 4), lambda g, t, i: (g if i < 2 else g + 8, t * 2 + (i & 1)), lambda g, t, i: (t * 2 + i, g)
     ),
     "tf32 k8": Shape(
-        16, 8, (4, 2, 4),
+        16,
+        8,
+        (4, 2, 4),
         lambda g, t, i: (g if i in (0, 2) else g + 8, t if i < 2 else t + 4),
         lambda g, t, i: (t if i == 0 else t + 4, g),
     ),
     "tf32 k4": Shape(16, 4, (2, 1, 4), lambda g, t, i: (g if i == 0 else g + 8, t), lambda g, t, i: (t, g)),
     "8-bit k32": Shape(
-        16, 32, (16, 8, 4),
+        16,
+        32,
+        (16, 8, 4),
         lambda g, t, i: (g if i < 4 or 8 <= i < 12 else g + 8, t * 4 + (i & 3) + (0 if i < 8 else 16)),
         lambda g, t, i: (t * 4 + (i & 3) + (0 if i < 4 else 16), g),
     ),
@@ -118,13 +125,19 @@ def test_mma_multiplies_the_matrices_that_the_fragments_hold(layout: str, shape:
     c = rng.integers(-9, 10, (s.rows, 8))
     per_c = 32 // WIDTH[acc]
     na, nb, nc = s.counts[0] * WIDTH[type] // 32, s.counts[1] * WIDTH[type] // 32, s.counts[2] // per_c
-    inputs = [fragments(a, s.a, s.counts[0], type), fragments(b, s.b, s.counts[1], type), fragments(c, c_place, s.counts[2], acc)]
+    inputs = [
+        fragments(a, s.a, s.counts[0], type),
+        fragments(b, s.b, s.counts[1], type),
+        fragments(c, c_place, s.counts[2], acc),
+    ]
     registers, loads = [], []
     for k, n in enumerate((na, nb, nc)):
         names = [f"%x{k}_{r}" for r in range(n)]
         registers.append("{" + ", ".join(names) + "}")
         loads.append(f".reg .b32 {', '.join(names)}; ld.param.u64 %rd1, [a{k}]; mul.wide.u32 %rd2, %r1, {4 * n};")
-        loads.append("add.s64 %rd3, %rd1, %rd2;" + "".join(f"ld.global.b32 {x}, [%rd3+{4 * r}];" for r, x in enumerate(names)))
+        loads.append(
+            "add.s64 %rd3, %rd1, %rd2;" + "".join(f"ld.global.b32 {x}, [%rd3+{4 * r}];" for r, x in enumerate(names))
+        )
     results = [f"%y{r}" for r in range(nc)]
     opcode = f"mma.sync.aligned.{shape}.row.col.{acc}.{type}.{type}.{acc}"
     stores = "".join(f"st.global.b32 [%rd3+{4 * r}], {y};" for r, y in enumerate(results))
@@ -169,7 +182,9 @@ SHARED = ".shared .align 16 .b8 s[512];"
 def test_ldmatrix(count: int, transposed: bool) -> None:
     registers = ", ".join(f"%y{k}" for k in range(count))
     suffix = ".trans" if transposed else ""
-    got = run_words(f"{FILL} ldmatrix.sync.aligned.m8n8.x{count}{suffix}.shared.b16 {{{registers}}}, [%r4];", count, SHARED)
+    got = run_words(
+        f"{FILL} ldmatrix.sync.aligned.m8n8.x{count}{suffix}.shared.b16 {{{registers}}}, [%r4];", count, SHARED
+    )
     for lane in range(32):
         for k in range(count):
             row, col = lane // 4, 2 * (lane % 4)

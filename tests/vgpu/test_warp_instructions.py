@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from vgpu_evaluate import ONE_THREAD, as_ints
+from vgpu_pairs import ints, module
+
 from pagedtune.harness.vgpu.run_ptx import run_ptx
 from pagedtune.harness.vgpu.virtual_gpu import VirtualGpuOptions
 from pagedtune.kernels.slot import Access
-from vgpu_evaluate import ONE_THREAD, as_ints
-from vgpu_pairs import ints, module
 
 IN, OUT, INOUT = Access.IN, Access.OUT, Access.INOUT
 STORE = "mul.wide.u32 %rd10, %r60, 4;\nadd.s64 %rd12, %rd0, %rd10;\nst.global.u32 [%rd12], %r1;\n"
@@ -18,7 +19,9 @@ def run(body: str, threads: int = 32, prelude: str = "", options: VirtualGpuOpti
     """What each thread leaves in %r1."""
     out = torch.zeros(threads, dtype=torch.int32)
     arguments = {"o": (out, OUT)}
-    report = run_ptx(module(body + "\n" + STORE, arguments, prelude), "k", arguments, block=(threads, 1, 1), options=options)
+    report = run_ptx(
+        module(body + "\n" + STORE, arguments, prelude), "k", arguments, block=(threads, 1, 1), options=options
+    )
     assert report.clean, [str(f) for f in report.faults]
     return as_ints(out)
 
@@ -56,7 +59,10 @@ def test_votes_and_reductions() -> None:
     assert run("and.b32 %r2, %r60, 1;\nmatch.any.sync.b32 %r1, %r2, -1;") == [0x55555555, 0xAAAAAAAA] * 16
     assert run("mov.u32 %r2, 7;\nmatch.all.sync.b32 %r1|%p1, %r2, -1;") == [2**32 - 1] * 32
     assert run("elect.sync %r2|%p1, -1;\nselp.u32 %r1, 1, 0, %p1;") == [1] + [0] * 31
-    assert run("mov.u32 %r1, 0;\nsetp.gt.u32 %p1, %r60, 27;\n@!%p1 bra L;\nbra M;\nL:\nactivemask.b32 %r1;\nM:")[:28] == [2**28 - 1] * 28
+    assert (
+        run("mov.u32 %r1, 0;\nsetp.gt.u32 %p1, %r60, 27;\n@!%p1 bra L;\nbra M;\nL:\nactivemask.b32 %r1;\nM:")[:28]
+        == [2**28 - 1] * 28
+    )
 
 
 def test_divergent_loops_end_at_each_lanes_own_count() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+
 from pagedtune.harness.vgpu.report import RunReport
 from pagedtune.harness.vgpu.run_ptx import FILE_HEADER, run_ptx
 from pagedtune.harness.vgpu.virtual_gpu import VirtualGpuOptions

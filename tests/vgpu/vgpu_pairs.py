@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
+
 from pagedtune.harness.vgpu.report import FaultKind, RunReport
 from pagedtune.harness.vgpu.run_ptx import FILE_HEADER, Argument, run_ptx
 from pagedtune.harness.vgpu.virtual_gpu import VirtualGpuOptions

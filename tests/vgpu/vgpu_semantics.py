@@ -144,23 +144,28 @@ def div(a: Number, b: Number) -> Number:
     return a / b
 
 
+def is_nan(x: Number) -> bool:
+    """Whether a value is NaN."""
+    return isinstance(x, float) and math.isnan(x)
+
+
 def minimum(a: Number, b: Number) -> Number:
     """min without .NaN: a number wins over NaN."""
-    if a != a:
+    if is_nan(a):
         return b
-    return a if b != b else min(a, b)
+    return a if is_nan(b) else min(a, b)
 
 
 def maximum(a: Number, b: Number) -> Number:
     """max without .NaN."""
-    if a != a:
+    if is_nan(a):
         return b
-    return a if b != b else max(a, b)
+    return a if is_nan(b) else max(a, b)
 
 
 def to_integer(x: Number, bits: int, is_signed: bool, mode: str) -> int:
     """cvt from a float: rounded, then clamped; NaN gives 0 (the top bit alone for 64 bits)."""
-    if x != x:
+    if is_nan(x):
         return 1 << 63 if bits == 64 else 0
     low, high = (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if is_signed else (0, (1 << bits) - 1)
     if isinstance(x, float):
