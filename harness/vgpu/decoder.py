@@ -19,8 +19,8 @@ MAX_CALL_DEPTH = 16
 # Instructions of asynchronous hardware that this core does not model.
 _UNSUPPORTED = (
     "mbarrier", "cp.async.bulk", "cp.async.mbarrier", "cp.reduce.async.bulk", "wgmma", "tcgen05", "multimem",
-    "st.async", "red.async", "mapa", "getctarank", "barrier.cluster", "tensormap", "clusterlaunchcontrol", "fence.mbarrier_init",
-    "st.bulk", "mma.sp", "wmma", "tex", "sust", "suld", "vprintf",
+    "st.async", "red.async", "mapa", "getctarank", "barrier.cluster", "tensormap", "clusterlaunchcontrol",
+    "fence.mbarrier_init", "st.bulk", "mma.sp", "wmma", "tex", "sust", "suld", "vprintf",
 )  # fmt: skip
 
 Rule = Callable[[Emitter, Instruction], None]
