@@ -202,6 +202,16 @@ PAIRS = {
         block=64,
         grid=2,
     ),
+    "counter raised before the other warp has written": Pair(
+        F.RACE_GLOBAL,
+        PASS.format(release="membar.gl;", poll=POLL, acquire="membar.gl;", mark="// FAULT").replace(
+            "bar.sync 0;", "", 1
+        ),
+        PASS.format(release="membar.gl;", poll=POLL, acquire="membar.gl;", mark=""),
+        counter,
+        block=64,
+        grid=2,
+    ),
     "barrier in a divergent branch": Pair(
         F.DIVERGENT_BARRIER,
         "mov.u32 %r1, 1;\nsetp.lt.u32 %p1, %r60, 16;\n@!%p1 bra L;\nbar.sync 0; // FAULT\nL:\n" + STORE_OUT.format(n=0),

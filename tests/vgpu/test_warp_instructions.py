@@ -154,7 +154,7 @@ ld.global.u32 %r4, [%rd0+4];
 add.u32 %r4, %r4, 1;
 st.global.u32 [%rd0+4], %r4;
 atom.global.release.gpu.exch.b32 %r5, [%rd0], 0;"""
-    options = VirtualGpuOptions(num_threads=2, check_races=False)
+    options = VirtualGpuOptions(num_threads=2)
     report = run_ptx(module(body, arguments), "k", arguments, (2, 1, 1), (64, 1, 1), options=options)
     assert report.clean, [str(f) for f in report.faults]
     assert as_ints(memory) == [0, 128]

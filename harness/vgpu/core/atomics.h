@@ -49,9 +49,9 @@ inline void op_atom(Ctx& c, Warp& w, const Instr& i, u32 exec) {
     u64 at[32];
     if (!addresses(c, w, i, exec, i.ops[base], i.p[1], i.imm, at)) return;
     bool shared = false, global = false;
+    polled(w);
     SpinLock lock(c.launch.atomics);
-    if (i.p[6] & RELEASE) for (u32 m = exec; m; m &= m - 1) release_to(c, at[first_lane(m)]);
-    else if (w.fence_time) for (u32 m = exec; m; m &= m - 1) release_to(c, at[first_lane(m)]);
+    if (i.p[0] != SHARED) for (u32 m = exec; m; m &= m - 1) release_to(c, w, at[first_lane(m)], i.p[6] & RELEASE);
     for (u32 m = exec; m; m &= m - 1) {
         const int l = __builtin_ctz(m);
         Place p;
@@ -81,8 +81,9 @@ inline void op_atom(Ctx& c, Warp& w, const Instr& i, u32 exec) {
         if (!write_bytes(c, w, i, l, at[l], p, data, size, invalid, true)) return;
         if (p.alloc) global = true; else shared = is_shared(p);
     }
-    if (i.p[6] & ACQUIRE) for (u32 m = exec; m; m &= m - 1) acquire_from(c, at[first_lane(m)]);
-    else if (global) for (u32 m = exec; m; m &= m - 1) w.observed.push_back(at[first_lane(m)]);
+    if (global) for (u32 m = exec; m; m &= m - 1) {
+        if (i.p[6] & ACQUIRE) acquire_from(c, w, at[first_lane(m)]); else observe(w, at[first_lane(m)]);
+    }
     if (global) count_global(c, i, exec, at, size);
     if (shared) site(c, i).bytes += u64(__builtin_popcount(exec)) * u64(size);
 }
@@ -93,9 +94,7 @@ VG_ON("fence", {
     (void)exec;
     if (i.p[0]) {
         SpinLock lock(c.launch.atomics);
-        for (const u64 address : w.observed) acquire_from(c, address);
-        w.observed.clear();
-        w.fence_time = c.cta.time++;
+        fence_device(c, w);
     }
 })
 

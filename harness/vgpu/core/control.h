@@ -106,6 +106,7 @@ inline void complete_barrier(Cta& cta, i32 id) {
         if (here) waiting.push_back(&w);
     }
     join_clocks(cta, waiting);
+    share_known(waiting);
     for (Warp* w : waiting) {
         for (size_t k = 0; k < b.clock.size(); ++k) w->seen[k] = std::max(w->seen[k], b.clock[k]);
         least_seen(*w);

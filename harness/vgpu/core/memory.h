@@ -210,6 +210,7 @@ inline void op_ld(Ctx& c, Warp& w, const Instr& i, u32 exec) {
     u64 invalid[32], any = 0;
     bool shared = false, global = false;
     const bool strong = i.p[6] & STRONG;
+    if (strong) polled(w);
     for (u32 m = exec; m; m &= m - 1) {
         const int l = __builtin_ctz(m);
         Place& p = place[l];
@@ -228,8 +229,8 @@ inline void op_ld(Ctx& c, Warp& w, const Instr& i, u32 exec) {
     }
     if (i.p[6] & ACQUIRE) {
         SpinLock lock(c.launch.atomics);
-        for (u32 m = exec; m; m &= m - 1) acquire_from(c, at[first_lane(m)]);
-    } else if (strong && global) for (u32 m = exec; m; m &= m - 1) w.observed.push_back(at[first_lane(m)]);
+        for (u32 m = exec; m; m &= m - 1) acquire_from(c, w, at[first_lane(m)]);
+    } else if (strong && global) for (u32 m = exec; m; m &= m - 1) observe(w, at[first_lane(m)]);
     for (i32 e = 0; e < n; ++e) {
         const i32 d = i.ops[e];
         u8* out = row<u8>(w, d);
@@ -286,12 +287,9 @@ inline void op_st(Ctx& c, Warp& w, const Instr& i, u32 exec) {
     for (i32 e = 0; e < n; ++e) bad |= w.bad[i.ops[1 + e]];
     bool shared = false, global = false;
     const bool strong = i.p[6] & STRONG;
-    if (i.p[6] & RELEASE) {
+    if (strong && i.p[0] != SHARED && i.p[0] != LOCAL) {
         SpinLock lock(c.launch.atomics);
-        for (u32 m = exec; m; m &= m - 1) release_to(c, at[first_lane(m)]);
-    } else if (strong && w.fence_time && i.p[0] != SHARED) {
-        SpinLock lock(c.launch.atomics);
-        for (u32 m = exec; m; m &= m - 1) release_to(c, at[first_lane(m)]);
+        for (u32 m = exec; m; m &= m - 1) release_to(c, w, at[first_lane(m)], i.p[6] & RELEASE);
     }
     for (u32 m = exec; m; m &= m - 1) {
         const int l = __builtin_ctz(m);

@@ -94,8 +94,9 @@ constexpr u16 G_ATOMIC = 1, G_MANY = 2;
 
 inline bool global_ordered(Ctx& c, const Warp& w, i32 lane, const GlobalRecord& r) {
     if (r.cta == u32(c.cta.linear)) return ordered(w, lane, r.thread, r.time);
-    const auto found = c.cta.acquired.find(r.cta);
-    return found != c.cta.acquired.end() && found->second >= r.time;
+    if (!w.known) return false;
+    const auto found = w.known->find(r.cta);
+    return found != w.known->end() && found->second[r.thread / 32] >= r.time;
 }
 inline void race_global(Ctx& c, Warp& w, i32 lane, const Alloc& a, u64 offset, i32 size, bool write, bool atomic, i32 pc, bool same = false) {
     if (!c.launch.args.options.check_races || a.access == IN || a.access == CONSTANT) return;
@@ -118,19 +119,58 @@ inline void race_global(Ctx& c, Warp& w, i32 lane, const Alloc& a, u64 offset, i
         }
     }
 }
-// Release and acquire through a synchronising variable. Held under the lock of the atomics.
-inline void release_to(Ctx& c, u64 address) {
-    auto& known = c.launch.released[address];
-    u32& own = known[u64(c.cta.linear)];
-    own = std::max(own, c.cta.time);
-    for (const auto& [cta, time] : c.cta.acquired) { u32& t = known[cta]; t = std::max(t, time); }
-    ++c.cta.time;
+inline void join_times(std::vector<u32>& into, const std::vector<u32>& from) {
+    if (into.size() < from.size()) into.resize(from.size(), 0);
+    for (size_t k = 0; k < from.size(); ++k) into[k] = std::max(into[k], from[k]);
 }
-inline void acquire_from(Ctx& c, u64 address) {
+inline void join_known(Known& into, const Known& from) {
+    for (const auto& [cta, times] : from) join_times(into[cta], times);
+}
+// Release and acquire through a synchronising variable. Held under the lock of the atomics. `times`: what this CTA's
+// warps have done up to here and is published.
+inline void release_times(Ctx& c, Warp& w, u64 address, const std::vector<u32>& times) {
+    Known& published = c.launch.released[address];
+    join_times(published[u64(c.cta.linear)], times);
+    if (w.known) join_known(published, *w.known);
+}
+// `strong_release`: the operation itself releases; else it does so for what an earlier fence covers.
+inline void release_to(Ctx& c, Warp& w, u64 address, bool strong_release) {
+    if (!strong_release) { if (!w.fenced.empty()) release_times(c, w, address, w.fenced); return; }
+    std::vector<u32> times = w.seen;
+    times[size_t(w.index)] = c.cta.time++;
+    release_times(c, w, address, times);
+}
+inline void acquire_from(Ctx& c, Warp& w, u64 address) {
     const auto found = c.launch.released.find(address);
     if (found == c.launch.released.end()) return;
-    for (const auto& [cta, time] : found->second)
-        if (cta != u64(c.cta.linear)) { u32& t = c.cta.acquired[cta]; t = std::max(t, time); }
+    Known all = w.known ? *w.known : Known{};
+    join_known(all, found->second);
+    const auto own = all.find(u64(c.cta.linear));
+    if (own != all.end()) { join_times(w.seen, own->second); least_seen(w); all.erase(own); }
+    w.known = std::make_shared<const Known>(std::move(all));
+}
+inline void observe(Warp& w, u64 address) {
+    if (std::find(w.observed.begin(), w.observed.end(), address) == w.observed.end()) w.observed.push_back(address);
+}
+inline void fence_device(Ctx& c, Warp& w) {
+    for (const u64 address : w.observed) acquire_from(c, w, address);
+    w.observed.clear();
+    w.fenced = w.seen;
+    w.fenced[size_t(w.index)] = c.cta.time++;
+}
+// Barriers hand on what each warp knows of other CTAs, and what it has fenced and observed.
+inline void share_known(const std::vector<Warp*>& warps) {
+    bool any = false;
+    for (const Warp* w : warps) any |= w->known != nullptr || !w->fenced.empty() || !w->observed.empty();
+    if (!any) return;
+    Known all; std::vector<u32> fenced; std::vector<u64> observed;
+    for (const Warp* w : warps) {
+        if (w->known) join_known(all, *w->known);
+        join_times(fenced, w->fenced);
+        observed.insert(observed.end(), w->observed.begin(), w->observed.end());
+    }
+    const auto known = all.empty() ? nullptr : std::make_shared<const Known>(std::move(all));
+    for (Warp* w : warps) { w->known = known; w->fenced = fenced; for (const u64 address : observed) observe(*w, address); }
 }
 
 }  // namespace vgpu

@@ -129,7 +129,6 @@ inline void start_cta(const Launch& launch, Cta& cta, i64 linear) {
     cta.time = 1;
     cta.failed = false;
     cta.executed = 0;
-    cta.acquired.clear();
     cta.warps.assign(nw, Warp{});
     u8* base = cta.memory.data() + (64 - reinterpret_cast<uintptr_t>(cta.memory.data()) % 64) % 64;
     for (size_t k = 0; k < nw; ++k) {

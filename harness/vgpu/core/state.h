@@ -99,6 +99,8 @@ struct Split { i32 pc; u32 mask; SplitState state; i32 barrier; u32 sync_mask; i
 
 struct AsyncCopy { u32 dst; u8 size, src_size, lane; i32 pc; u64 src; i64 group; u8 data[16]; u16 valid; };
 
+using Known = std::map<u64, std::vector<u32>>;  // by CTA: time of each of its warps
+
 struct Warp {
     u8* regs;
     u32* bad;   // by unit: lanes whose value has an invalid byte
@@ -114,8 +116,9 @@ struct Warp {
     std::vector<AsyncCopy> copies;   // in issue order
     i64 groups[32];                  // cp.async groups committed so far, by lane
     u32 carry;                       // CC.CF by lane
-    u32 fence_time;                  // CTA time of its last fence of device scope
-    std::vector<u64> observed;       // synchronising variables read since: a fence acquires what they released
+    std::vector<u32> fenced;         // by warp: what the fences before now have made ready to be released; empty: none
+    std::vector<u64> observed;       // synchronising variables read since the last fence, which acquires from them
+    std::shared_ptr<const Known> known;  // accesses of other CTAs that happened before now
     std::vector<u32> seen;           // race detection: accesses of each warp up to this time happened before
     u32 seen_by_all;                 // the least of `seen`
 };
@@ -141,7 +144,6 @@ struct Cta {
     u32 time;
     bool failed, progress;
     u64 executed;
-    std::map<u64, u32> acquired;  // CTAs whose releases this one has acquired: linear id -> time
 };
 
 struct Launch {
@@ -156,7 +158,7 @@ struct Launch {
     std::atomic_flag atomics = ATOMIC_FLAG_INIT;
     std::vector<std::unique_ptr<GlobalRecords[]>> records;  // by allocation, for those that can be written
     std::vector<std::atomic_flag> record_locks;
-    std::map<u64, std::map<u64, u32>> released;  // by address of a synchronising variable; under `atomics`
+    std::map<u64, Known> released;  // by address of a synchronising variable; under `atomics`
     i64 num_ctas;
 };
 
@@ -192,6 +194,8 @@ inline void report(Ctx& c, i32 kind, i32 pc, i32 thread, u64 address = 0, i32 al
 // Ends the CTA after a fault that leaves nothing sensible to continue with.
 inline void fatal(Ctx& c, Warp& w) { c.cta.failed = true; w.stop = true; }
 
+// A loop that polls gives the lanes it may wait for a turn soon (`FAIR_BACK_EDGES`).
+inline void polled(Warp& w) { if (w.splits.size() > 1) w.back_edges += 128; }
 inline i32 first_lane(u32 mask) { return __builtin_ctz(mask); }
 inline i32 thread_of(const Warp& w, i32 lane) { return w.index * 32 + lane; }
 
