@@ -116,7 +116,10 @@ def attention_split(
 
     k_base = k_cache + kv_head * k_head
     v_base = v_cache + kv_head * v_head
-    k_cols = (cols_k // PACK) * k_outer + cols_k % PACK
+    if PACK < BLOCK_DK:
+        k_cols = (cols_k // PACK) * k_outer + cols_k % PACK
+    else:  # an unknown stride, even times zero, would hide from the compiler that rows are aligned
+        k_cols = cols_k
     v_cols = cols_v * v_dim
     top = tl.full([BLOCK_H], -float("inf"), tl.float32)
     total = tl.zeros([BLOCK_H], tl.float32)

@@ -72,7 +72,7 @@ inline void complete_copies(Ctx& c, Warp& w, u32 exec, i64 pending, bool uncommi
             for (int b = 0; b < k.size; ++b) k.valid = u16((k.valid & ~(1u << b)) | u32(c.cta.shared_state[k.dst - SHARED_START + u32(b)] & 1) << b);
         if (c.launch.args.options.async_early) std::memcpy(k.data, c.cta.shared.data() + (k.dst - SHARED_START), k.size);
         land(c, k);
-        race_shared(c, w, k.lane, k.dst, k.size, true, false, k.pc);  // the write is ordered by this thread's wait
+        restamp_shared(c, w, k.lane, k.dst, k.size, k.pc);  // the write is ordered by this thread's wait
     }
     w.copies.resize(kept);
 }

@@ -114,7 +114,12 @@ inline void mma_load(Warp& w, const Instr& i, Tile& t, int nd, int na, int nb, i
     for (int r = 0; r < na; ++r) {
         const i32 op = i.ops[nd + r];
         const u32* v = row<u32>(w, op);
-        for (int l = 0; l < 32; ++l) for (int j = 0; j < per_a; ++j) {
+        if (per_a == 2 && rows == 16) for (int l = 0; l < 32; ++l) {
+            const Element e = a_element(16, 2, l, r, 0);
+            float* at = &t.a[e.row][e.col];
+            if (i.p[3] == M_BF16) { at[0] = bf16_to_f32(u16(v[l])); at[1] = bf16_to_f32(u16(v[l] >> 16)); }
+            else { at[0] = f16_to_f32(u16(v[l])); at[1] = f16_to_f32(u16(v[l] >> 16)); }
+        } else for (int l = 0; l < 32; ++l) for (int j = 0; j < per_a; ++j) {
             const Element e = a_element(rows, per_a, l, r, j);
             t.a[e.row][e.col] = mma_value(i.p[3], v[l], j);
         }

@@ -1,4 +1,5 @@
-// Races by happens-before. Shared memory: one record per word (per byte where an access is narrower), clocks per warp.
+// Races by happens-before. Shared memory: one record per 16 bytes, per word or byte where accesses are narrower; clocks
+// per warp.
 // Global memory: one record per element, between CTAs by released and acquired times.
 #pragma once
 #include "convert.h"
@@ -11,7 +12,7 @@ inline bool ordered(const Warp& w, i32 lane, u32 other, u32 time) {
     return w.seen[other / 32] >= time;
 }
 
-constexpr u8 SPLIT_WORD = 1, ATOMIC_WRITE = 2, ATOMIC_READ = 4;
+constexpr u8 SPLIT = 1, ATOMIC_WRITE = 2, ATOMIC_READ = 4;
 
 inline bool readers_ordered(const Warp& w, i32 lane, const WordRecord& r) {
     if (!r.reader_time) return true;
@@ -33,7 +34,7 @@ inline void race_word(Ctx& c, Warp& w, i32 lane, WordRecord& r, u32 address, boo
         if (!write_race && !(atomic && (r.flags & ATOMIC_READ)) && !readers_ordered(w, lane, r))
             report(c, RACE_SHARED, pc, me, address, -1, 4, SHARED, __builtin_ctz(r.reader_warps) * 32 + (r.reader_lane & 31), c.cta.linear, r.reader_pc);
         r.writer_time = now; r.writer = u16(me); r.writer_pc = pc; r.reader_time = 0; r.reader_warps = 0;
-        r.flags = u8((r.flags & SPLIT_WORD) | (atomic ? ATOMIC_WRITE : 0));
+        r.flags = u8((r.flags & SPLIT) | (atomic ? ATOMIC_WRITE : 0));
         return;
     }
     const bool fresh = !r.reader_time || readers_ordered(w, lane, r);
@@ -43,7 +44,7 @@ inline void race_word(Ctx& c, Warp& w, i32 lane, WordRecord& r, u32 address, boo
 }
 // The common case: everything recorded happened before what any warp does now, or this interval has only seen reads.
 inline bool race_word_quick(const Warp& w, i32 lane, WordRecord& r, u32 now, bool write, i32 pc) {
-    if ((r.flags & SPLIT_WORD) || r.writer_time > w.seen_by_all) return false;
+    if ((r.flags & SPLIT) || r.writer_time > w.seen_by_all) return false;
     if (write) {
         if (r.reader_time > w.seen_by_all) return false;
         r = {now, 0, 0, u16(thread_of(w, lane)), 0, 0, pc, 0};
@@ -56,23 +57,47 @@ inline bool race_word_quick(const Warp& w, i32 lane, WordRecord& r, u32 now, boo
     r.reader_time = now; r.reader_pc = pc;
     return true;
 }
+inline void race_record(Ctx& c, Warp& w, i32 lane, WordRecord& r, u32 address, bool write, bool atomic, bool same, i32 pc) {
+    if (!atomic && race_word_quick(w, lane, r, c.cta.time, write, pc)) return;
+    race_word(c, w, lane, r, address, write, atomic, same, pc);
+}
+inline void race_word_at(Ctx& c, Warp& w, i32 lane, u32 word, u32 at, i32 size, bool write, bool atomic, bool same, i32 pc) {
+    Cta& cta = c.cta;
+    WordRecord& record = cta.words[word];
+    const bool whole = at <= word * 4 && at + u32(size) >= word * 4 + 4;
+    if (whole && !(record.flags & SPLIT)) return race_record(c, w, lane, record, SHARED_START + word * 4, write, atomic, same, pc);
+    if (cta.bytes.empty()) cta.bytes.resize(cta.words.size() * 4);
+    if (!(record.flags & SPLIT)) {
+        for (u32 k = 0; k < 4; ++k) cta.bytes[word * 4 + k] = record;
+        record.flags |= SPLIT;
+    }
+    for (u32 k = std::max(at, word * 4); k < std::min(at + u32(size), word * 4 + 4); ++k)
+        race_word(c, w, lane, cta.bytes[k], SHARED_START + k, write, atomic, same, pc);
+}
 inline void race_shared(Ctx& c, Warp& w, i32 lane, u32 address, i32 size, bool write, bool atomic, i32 pc, bool same = false) {
     if (!c.launch.args.options.check_races) return;
     Cta& cta = c.cta;
-    const u32 at = address - SHARED_START, first = at / 4, last = (at + u32(size) - 1) / 4;
-    for (u32 word = first; word <= last; ++word) {
-        WordRecord& record = cta.words[word];
-        if (size >= 4 && !(address & 3) && !atomic && race_word_quick(w, lane, record, cta.time, write, pc)) continue;
-        const bool whole = at <= word * 4 && at + u32(size) >= word * 4 + 4;
-        if (whole && !(record.flags & SPLIT_WORD)) { race_word(c, w, lane, record, SHARED_START + word * 4, write, atomic, same, pc); continue; }
-        if (cta.bytes.empty()) cta.bytes.resize(cta.words.size() * 4);
-        if (!(record.flags & SPLIT_WORD)) {
-            for (u32 k = 0; k < 4; ++k) cta.bytes[word * 4 + k] = record;
-            record.flags |= SPLIT_WORD;
+    const u32 at = address - SHARED_START;
+    for (u32 chunk = at / 16; chunk <= (at + u32(size) - 1) / 16; ++chunk) {
+        WordRecord& record = cta.chunks[chunk];
+        const u32 first = std::max(at, chunk * 16), last = std::min(at + u32(size), chunk * 16 + 16);
+        if (last - first == 16 && !(record.flags & SPLIT)) {
+            race_record(c, w, lane, record, SHARED_START + first, write, atomic, same, pc);
+            continue;
         }
-        for (u32 k = std::max(at, word * 4); k < std::min(at + u32(size), word * 4 + 4); ++k)
-            race_word(c, w, lane, cta.bytes[k], SHARED_START + k, write, atomic, same, pc);
+        if (!(record.flags & SPLIT)) {
+            for (u32 k = 0; k < 4; ++k) cta.words[chunk * 4 + k] = record;
+            record.flags |= SPLIT;
+        }
+        for (u32 word = first / 4; word <= (last - 1) / 4; ++word) race_word_at(c, w, lane, word, at, size, write, atomic, same, pc);
     }
+}
+// The bytes of an asynchronous copy, which nobody has touched since its issue, count as written now.
+inline void restamp_shared(Ctx& c, Warp& w, i32 lane, u32 address, i32 size, i32 pc) {
+    if (!c.launch.args.options.check_races) return;
+    WordRecord& record = c.cta.chunks[(address - SHARED_START) / 16];
+    if (size == 16 && !(record.flags & SPLIT)) { record.writer_time = c.cta.time; return; }
+    race_shared(c, w, lane, address, size, true, false, pc);
 }
 
 inline void least_seen(Warp& w) { w.seen_by_all = *std::min_element(w.seen.begin(), w.seen.end()); }

@@ -123,7 +123,8 @@ inline void start_cta(const Launch& launch, Cta& cta, i64 linear) {
     cta.shared_state.assign(shared, 0);
     cta.local.assign(size_t(a.local_bytes) * size_t(cta.num_warps) * 32, 0xff);
     cta.local_state.assign(cta.local.size(), 0);
-    cta.words.assign(a.options.check_races ? (shared + 3) / 4 : 0, WordRecord{});
+    cta.chunks.assign(a.options.check_races ? (shared + 15) / 16 : 0, WordRecord{});
+    cta.words.resize(cta.chunks.size() * 4);  // filled when a chunk is split
     cta.bytes.clear();
     for (Barrier& b : cta.barriers) b = Barrier{0, 0, -1, {}, 0, true, false};
     cta.time = 1;

@@ -139,7 +139,7 @@ struct Cta {
     std::vector<u8> inv;
     std::vector<u8> shared, shared_state;   // state: bit 0 initialised, bit 1 cp.async on its way
     std::vector<u8> local, local_state;
-    std::vector<WordRecord> words, bytes;
+    std::vector<WordRecord> chunks, words, bytes;  // of 16, 4 and 1 bytes; the finer ones count where a coarser is split
     Barrier barriers[16];
     u32 time;
     bool failed, progress;
