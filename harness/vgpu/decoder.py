@@ -67,14 +67,26 @@ def decode(module: Module, entry: str) -> Program:
     return _Decoder(module, function).run()
 
 
+def decode_one(emitter: Emitter, instruction: Instruction) -> None:
+    """Decodes one instruction of the emitter's entry.
+
+    Raises:
+        PtxError: it is unknown, malformed or not supported.
+    """
+    decoder = _Decoder(emitter.module, emitter.entry)
+    decoder.emitter = emitter
+    emitter.instruction = instruction
+    decoder.instruction(instruction)
+
+
 class _Decoder:
     def __init__(self, module: Module, entry: Function) -> None:
-        self._e = Emitter(module, entry)
+        self.emitter = Emitter(module, entry)
         self._calls = 0
         self._stack: list[str] = []
 
     def run(self) -> Program:
-        e = self._e
+        e = self.emitter
         e.lay_out_shared()
         self._function(e.frame)
         if not e.emitted or e.emitted[-1].operation.key != "exit" or e.emitted[-1].guard >= 0:
@@ -83,19 +95,20 @@ class _Decoder:
         return _assemble(e)
 
     def _function(self, frame: Frame) -> None:
-        e = self._e
+        e = self.emitter
         outer, e.frame = e.frame, frame
         for item in frame.function.body:
             if isinstance(item, Label):
                 e.place_label(frame.prefix + item.name)
             else:
                 e.instruction = item
-                self._instruction(item)
+                self.instruction(item)
         if frame.prefix:
             e.place_label(frame.prefix + "return")
         e.frame = outer
 
-    def _instruction(self, instruction: Instruction) -> None:
+    def instruction(self, instruction: Instruction) -> None:
+        """Decodes one instruction."""
         opcode = instruction.opcode
         base = opcode.partition(".")[0]
         unsupported = next((u for u in _UNSUPPORTED if opcode == u or opcode.startswith((u + ".", u + "::"))), None)
@@ -103,7 +116,7 @@ class _Decoder:
             raise PtxError(instruction.line, f"{opcode} is not supported: the virtual GPU has no {unsupported}")
         try:
             if base in _RULES:
-                _RULES[base](self._e, instruction)
+                _RULES[base](self.emitter, instruction)
             else:
                 self._control(instruction, base)
         except (IndexError, KeyError, ValueError) as error:
@@ -112,7 +125,7 @@ class _Decoder:
             raise PtxError(instruction.line, f"{opcode}: operands or modifiers are not understood ({error})") from error
 
     def _control(self, instruction: Instruction, base: str) -> None:
-        e = self._e
+        e = self.emitter
         control = InstructionClass.CONTROL
         if base == "bra":
             e.emit(Operation("bra", cls=control, target=self._label(instruction.operands[0])))
@@ -133,12 +146,12 @@ class _Decoder:
 
     def _label(self, operand: Operand) -> str:
         if not isinstance(operand, Symbol):
-            raise self._e.error("a label was expected")
-        return self._e.find_label(operand)
+            raise self.emitter.error("a label was expected")
+        return self.emitter.find_label(operand)
 
     def _branch_table(self, instruction: Instruction) -> None:
         """brx.idx as a chain of compares."""
-        e = self._e
+        e = self.emitter
         index, table = instruction.operands
         if not isinstance(table, Symbol):
             raise e.error("a table of labels was expected")
@@ -158,7 +171,7 @@ class _Decoder:
         e.emit(Operation("trap", cls=InstructionClass.CONTROL))
 
     def _call(self, instruction: Instruction) -> None:
-        e = self._e
+        e = self.emitter
         operands = list(instruction.operands)
         results: tuple[Operand, ...] = ()
         if isinstance(operands[0], Group):
@@ -179,7 +192,7 @@ class _Decoder:
         self._inline(function, results, arguments)
 
     def _inline(self, function: Function, results: tuple[Operand, ...], arguments: tuple[Operand, ...]) -> None:
-        e = self._e
+        e = self.emitter
         if len(results) != len(function.results) or len(arguments) != len(function.params):
             raise e.error(f"{function.name} takes {len(function.params)} arguments")
         self._calls += 1
@@ -199,7 +212,7 @@ class _Decoder:
 
     def _parameter(self, actual: Operand, num_bytes: int, align: int) -> int:
         """Local address of an actual parameter."""
-        e = self._e
+        e = self.emitter
         if isinstance(actual, Symbol):
             return e.symbol_address(actual)
         if not isinstance(actual, Reg | Imm):

@@ -170,7 +170,7 @@ def test_unused_slots_of_the_last_block_are_never_needed() -> None:
 
 
 def test_every_kv_byte_is_read_once() -> None:
-    """Whole blocks, one KV head per group: unique bytes are the pool's live bytes; sectors are those and the rest."""
+    """Whole blocks: unique bytes are the live bytes of the pool, and each of their sectors is read exactly once."""
     case = Case(Problem(4, 2, 64), BF16, (64, 128))
     tensors, gpu = run(TritonSplit(), TritonSplitConfig(2, 32, 32), case, VirtualGpuOptions(num_threads=1))
     split = gpu.report.steps[0].counters
@@ -178,7 +178,8 @@ def test_every_kv_byte_is_read_once() -> None:
     assert split.unique_read_bytes["k_cache"] == live
     assert split.unique_read_bytes["v_cache"] == live
     kv_sectors = sum(s.sectors for s in gpu.report.steps[0].sites if s.instruction.startswith("cp.async.cg"))
-    assert kv_sectors in (2 * live // 32, live // 32)  # K and V, or the one of them that is copied by 16 bytes
+    assert kv_sectors == 2 * live // 32
+    assert split.read_sectors <= 1.5 * kv_sectors  # queries and tables are small beside them
     assert tensors["out"].isfinite().all()
 
 

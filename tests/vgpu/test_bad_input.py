@@ -6,6 +6,7 @@ import pytest
 import torch
 from vgpu_pairs import module
 
+from pagedtune.harness.vgpu.coverage import table
 from pagedtune.harness.vgpu.ptx_parser import parse
 from pagedtune.harness.vgpu.ptx_tokens import PtxError
 from pagedtune.harness.vgpu.run_ptx import FILE_HEADER, run_ptx
@@ -69,6 +70,16 @@ def test_an_instruction_that_cannot_run_is_named_with_its_line(name: str) -> Non
         load_program(text, "k")
     assert message in str(error.value)
     assert error.value.line == line
+
+
+def test_the_coverage_table_lists_every_opcode_and_says_what_cannot_run() -> None:
+    text = body(
+        "add.s32 %r1, %r2, 5;\nadd.s32 %r1, %r1, 6;\nmbarrier.init.shared.b64 [%r1], 1;\nadd.frob.s32 %r1, %r1, 1;"
+    )
+    lines = table([text]).splitlines()
+    assert "      2  add.s32" in lines
+    assert any("mbarrier.init" in line and "NOT RUN" in line for line in lines)
+    assert lines[-1] == "3 of 5 opcodes run"
 
 
 def test_recursion_is_refused() -> None:

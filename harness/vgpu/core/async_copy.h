@@ -8,6 +8,7 @@ namespace vgpu {
 inline void land(Ctx& c, const AsyncCopy& k) {
     u8 *data = c.cta.shared.data() + (k.dst - SHARED_START), *state = c.cta.shared_state.data() + (k.dst - SHARED_START);
     std::memcpy(data, k.data, k.size);
+    if (k.valid == 0xffff) { std::memset(state, 1, k.size); return; }
     for (int b = 0; b < k.size; ++b) state[b] = u8(k.valid >> b & 1);
 }
 // The source is read when the data lands: late copies see what other threads wrote in between.
@@ -40,19 +41,28 @@ inline void op_cp_async(Ctx& c, Warp& w, const Instr& i, u32 exec) {
         if (ignore >> l & 1) take = 0;
         Place from{}, to;
         if (dst[l] - SHARED_WINDOW < WINDOW_BYTES) dst[l] -= SHARED_WINDOW;
-        if (!locate(c, w, i, l, dst[l], size, size, SHARED, to)) return;
+        if (!locate_quick(c, -1, dst[l], size, SHARED, to) && !locate(c, w, i, l, dst[l], size, size, SHARED, to)) return;
         if (take > 0) {
-            if (!locate(c, w, i, l, src[l], take, size, GLOBAL, from)) return;
+            const bool whole = take == size && locate_quick(c, c.worker.site_alloc[size_t(pc_of(c, i))], src[l], size, GLOBAL, from);
+            if (!whole && !locate(c, w, i, l, src[l], take, size, GLOBAL, from)) return;
             note_read(from, take);
             race_global(c, w, l, *from.alloc, from.offset, take, false, false, pc_of(c, i));
             readers |= 1u << l;
         }
-        for (i32 k = 0; k < size; ++k)
-            if (to.state[k] & 2) { fault_at(c, w, ASYNC_UNWAITED, i, l, dst[l] + u64(k), size, SHARED); return; }
+        for (i32 k = 0; k < size; k += 4) {
+            u32 s;
+            std::memcpy(&s, to.state + k, 4);
+            if (s & 0x02020202u) { fault_at(c, w, ASYNC_UNWAITED, i, l, dst[l] + u64(k), size, SHARED); return; }
+        }
         race_shared(c, w, l, u32(dst[l]), size, true, false, pc_of(c, i));
         AsyncCopy k{u32(dst[l]), u8(size), u8(take), u8(l), pc_of(c, i), src[l], -1, {}, 0};
         if (c.launch.args.options.async_early) { fetch(c, k); land(c, k); }
-        for (i32 b = 0; b < size; ++b) to.state[b] |= 2;
+        for (i32 b = 0; b < size; b += 4) {
+            u32 s;
+            std::memcpy(&s, to.state + b, 4);
+            s |= 0x02020202u;
+            std::memcpy(to.state + b, &s, 4);
+        }
         w.copies.push_back(k);
     }
     if (readers) count_global(c, i, readers, src, size);

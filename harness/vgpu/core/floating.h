@@ -13,7 +13,7 @@ struct RoundingMode {  // the host's rounding for the scope; only the directed m
     }
     ~RoundingMode() { if (directed) std::fesetround(FE_TONEAREST); }
 };
-template <class T> inline T opaque(T x) { asm volatile("" : "+x"(x)); return x; }
+template <class T> inline T opaque(T x) { volatile T y = x; return y; }  // keeps the operation inside the mode
 
 inline float finish(float x, i32 flags) {
     if (flags & FTZ) x = flush(x);

@@ -24,6 +24,13 @@ VG_ON("ldmatrix", {
     for (i32 k = 0; k < n; ++k) {
         u32* d = row<u32>(w, i.ops[k]);
         w.bad[i.ops[k]] = 0;
+        if (!any && !i.p[3]) { std::memcpy(d, data[8 * k], 128); continue; }  // lane 4 r + m holds word m of row r
+        if (!any) {
+            u16 e[8][8];
+            std::memcpy(e, data[8 * k], 128);
+            for (int l = 0; l < 32; ++l) d[l] = u32(e[2 * (l % 4) + 1][l / 4]) << 16 | e[2 * (l % 4)][l / 4];
+            continue;
+        }
         for (int l = 0; l < 32; ++l) {
             const int group = l / 4, member = l % 4;
             u32 v = 0, x = 0;
@@ -165,11 +172,53 @@ inline void mma_store(Warp& w, const Instr& i, const Tile& t, int nd) {
         settle(w, i.ops[r], FULL, bad);
     }
 }
-// Products are exact in float for all but tf32 (22 bits, exact too); sums of one instruction are taken in double and
-// rounded once, which is at least as precise as the tensor cores' aligned sums.
+// m16n8k16 of 16-bit elements, all of them valid: what fills the time of every attention kernel.
+template <i32 T> inline void halves_of(const u32* v, float* low, float* high) {
+    for (int l = 0; l < 32; ++l) {
+        low[l] = T == M_BF16 ? bits_as<float>(v[l] << 16) : f16_to_f32(u16(v[l]));
+        high[l] = T == M_BF16 ? bits_as<float>(v[l] & 0xffff0000u) : f16_to_f32(u16(v[l] >> 16));
+    }
+}
+template <i32 T> inline void mma_16816(Warp& w, const Instr& i) {
+    float a[16][16], b[16][8], c[16][8], low[32], high[32];
+    for (int r = 0; r < 4; ++r) {
+        halves_of<T>(row<u32>(w, i.ops[4 + r]), low, high);
+        for (int l = 0; l < 32; ++l) {
+            float* at = &a[l / 4 + 8 * (r & 1)][2 * (l % 4) + 8 * (r >> 1)];
+            at[0] = low[l]; at[1] = high[l];
+        }
+    }
+    for (int r = 0; r < 2; ++r) {
+        halves_of<T>(row<u32>(w, i.ops[8 + r]), low, high);
+        for (int l = 0; l < 32; ++l) { b[2 * (l % 4) + 8 * r][l / 4] = low[l]; b[2 * (l % 4) + 8 * r + 1][l / 4] = high[l]; }
+    }
+    for (int e = 0; e < 4; ++e) {
+        const float* v = row<float>(w, i.ops[10 + e]);
+        for (int l = 0; l < 32; ++l) c[l / 4 + 8 * (e >> 1)][2 * (l % 4) + (e & 1)] = v[l];
+    }
+    for (int r = 0; r < 16; ++r) {
+        float acc[8];
+        for (int n = 0; n < 8; ++n) acc[n] = 0;
+        for (int k = 0; k < 16; ++k) for (int n = 0; n < 8; ++n) acc[n] += a[r][k] * b[k][n];
+        for (int n = 0; n < 8; ++n) c[r][n] += acc[n];
+    }
+    for (int e = 0; e < 4; ++e) {
+        float* v = row<float>(w, i.ops[e]);
+        for (int l = 0; l < 32; ++l) v[l] = c[l / 4 + 8 * (e >> 1)][2 * (l % 4) + (e & 1)];
+        w.bad[i.ops[e]] = 0;
+    }
+}
+// Products are exact in float for all but tf32 (22 bits, exact too). Sums of one instruction are taken in double and rounded
+// once, or in fp32 on the quick path: both at least as precise as the tensor cores' aligned and truncated sums.
 VG_ON("mma", {
     if (!converge(w, exec, FULL)) return;
     const int rows = i.p[0], depth = i.p[2], bits = mma_bits(i.p[3]);
+    u32 invalid = 0;
+    for (int k = 4; k < i.num_ops; ++k) invalid |= w.bad[i.ops[k]];
+    if (!invalid && rows == 16 && depth == 16 && i.p[5] == M_F32) {
+        if (i.p[3] == M_BF16) return mma_16816<M_BF16>(w, i);
+        if (i.p[3] == M_F16) return mma_16816<M_F16>(w, i);
+    }
     const int na = rows * depth * bits / 1024, nb = 8 * depth * mma_bits(i.p[4]) / 1024;
     const int nd = i.p[5] == M_F16 ? rows * 8 / 64 : rows * 8 / 32;
     Tile t;
