@@ -1,0 +1,343 @@
+// Addresses, bounds, initialised bytes, counters; loads and stores in every space.
+#pragma once
+#include "race.h"
+
+namespace vgpu {
+
+// ---- bitmaps: bit k of byte k/8 stands for byte k of the allocation
+inline u64 bits_at(const u8* map, u64 offset, i32 n) {
+    u64 x = 0;
+    if (!((offset | u64(n)) & 7)) {
+        if (n == 16) { u16 y; std::memcpy(&y, map + (offset >> 3), 2); return y; }
+        if (n == 8) return map[offset >> 3];
+    } else if (n == 4 && !(offset & 3)) return map[offset >> 3] >> (offset & 4) & 15;
+    const u64 first = offset >> 3, last = (offset + u64(n) - 1) >> 3;
+    std::memcpy(&x, map + first, size_t(last - first + 1));
+    return (x >> (offset & 7)) & (n >= 64 ? ~0ull : (1ull << n) - 1);
+}
+inline void change_bits(u8* map, u64 offset, i32 n, u64 set, u64 clear) {
+    for (i32 k = 0; k < n;) {
+        const i32 shift = i32((offset + u64(k)) & 7), take = std::min(8 - shift, n - k);
+        const u64 part = (1ull << take) - 1;
+        const u8 on = u8((set >> k & part) << shift), off = u8((clear >> k & part) << shift);
+        u8* at = map + ((offset + u64(k)) >> 3);
+        if (on && (__atomic_load_n(at, __ATOMIC_RELAXED) & on) != on) __atomic_fetch_or(at, on, __ATOMIC_RELAXED);
+        if (off && (__atomic_load_n(at, __ATOMIC_RELAXED) & off)) __atomic_fetch_and(at, u8(~off), __ATOMIC_RELAXED);
+        k += take;
+    }
+}
+inline u64 all_ones(i32 n) { return n >= 64 ? ~0ull : (1ull << n) - 1; }
+
+// ---- where an address leads
+struct Place { u8* data; Alloc* alloc; u64 offset; u8* state; u32 stride; };  // `state`: one byte per byte, shared and local
+
+inline Alloc* find_alloc(Ctx& c, u64 address) {
+    Alloc *lo = c.launch.args.allocs, *hi = lo + c.launch.args.num_allocs;
+    Alloc* it = std::upper_bound(lo, hi, address, [](u64 a, const Alloc& x) { return a < x.base; });
+    return it == lo ? nullptr : it - 1;
+}
+inline i32 nearest_index(Ctx& c, u64 address) {  // the allocation that the address lies in or next to
+    Alloc *lo = c.launch.args.allocs, *hi = lo + c.launch.args.num_allocs, *best = nullptr;
+    u64 distance = ~0ull;
+    for (Alloc* a = lo; a < hi; ++a) {
+        const u64 d = address < a->base ? a->base - address : address >= a->base + a->size ? address - (a->base + a->size) + 1 : 0;
+        if (d < distance) { distance = d; best = a; }
+    }
+    return best ? best->index : -1;
+}
+inline bool fault_at(Ctx& c, Warp& w, i32 kind, const Instr& i, i32 lane, u64 address, i32 size, i32 space, i32 alloc = -1) {
+    report(c, kind, pc_of(c, i), thread_of(w, lane), address, alloc, size, space);
+    fatal(c, w);
+    return false;
+}
+inline bool locate(Ctx& c, Warp& w, const Instr& i, i32 lane, u64 address, i32 size, i32 align, i32 space, Place& out) {
+    if (space == GENERIC) {
+        if (address - SHARED_WINDOW < WINDOW_BYTES) { space = SHARED; address -= SHARED_WINDOW; }
+        else if (address - LOCAL_WINDOW < WINDOW_BYTES) { space = LOCAL; address -= LOCAL_WINDOW; }
+        else space = GLOBAL;
+    }
+    if (address & u64(align - 1)) return fault_at(c, w, MISALIGNED, i, lane, address, size, space, space == GLOBAL ? nearest_index(c, address) : -1);
+    if (space == GLOBAL) {
+        i32& cached = c.worker.site_alloc[size_t(pc_of(c, i))];
+        Alloc* a = cached >= 0 ? c.launch.args.allocs + cached : nullptr;
+        if (!a || address - a->base >= a->size) a = find_alloc(c, address);
+        if (!a || address - a->base >= a->size || address - a->base + u64(size) > a->size)
+            return fault_at(c, w, OUT_OF_BOUNDS, i, lane, address, size, space, nearest_index(c, address));
+        if (a->freed) return fault_at(c, w, USE_AFTER_FREE, i, lane, address, size, space, a->index);
+        const u64 offset = address - a->base;
+        if (a->gaps && bits_at(a->gaps, offset, size)) return fault_at(c, w, OUT_OF_BOUNDS, i, lane, address, size, space, a->index);
+        cached = i32(a - c.launch.args.allocs);
+        out = {a->host + offset, a, offset, nullptr, 0};
+        return true;
+    }
+    Cta& cta = c.cta;
+    if (space == SHARED) {
+        const u64 offset = address - SHARED_START;
+        if (address < SHARED_START || offset + u64(size) > cta.shared.size()) return fault_at(c, w, OUT_OF_BOUNDS, i, lane, address, size, space);
+        out = {cta.shared.data() + offset, nullptr, offset, cta.shared_state.data() + offset, 0};
+        return true;
+    }
+    const u64 offset = address - LOCAL_START, frame = u64(c.launch.args.local_bytes);
+    if (address < LOCAL_START || offset + u64(size) > frame) return fault_at(c, w, OUT_OF_BOUNDS, i, lane, address, size, space);
+    const u64 at = u64(thread_of(w, lane)) * frame + offset;
+    out = {cta.local.data() + at, nullptr, at, cta.local_state.data() + at, 1};
+    return true;
+}
+// `locate` for the two usual spaces without its error paths; false sends the lane through them.
+inline bool locate_quick(Ctx& c, i32 site_alloc, u64 address, i32 size, i32 space, Place& out) {
+    if (address & u64(size - 1)) return false;
+    if (space == SHARED) {
+        const u64 offset = address - SHARED_START;
+        if (address < SHARED_START || offset + u64(size) > c.cta.shared.size()) return false;
+        out = {c.cta.shared.data() + offset, nullptr, offset, c.cta.shared_state.data() + offset, 0};
+        return true;
+    }
+    if (space != GLOBAL || site_alloc < 0) return false;
+    Alloc& a = c.launch.args.allocs[site_alloc];
+    const u64 offset = address - a.base;
+    if (offset >= a.size || offset + u64(size) > a.size || a.freed || a.gaps) return false;
+    out = {a.host + offset, &a, offset, nullptr, 0};
+    return true;
+}
+inline bool is_shared(const Place& p) { return !p.alloc && p.stride == 0; }
+
+// Addresses of all lanes; false after a fault. p1 of memory instructions = bytes of the base register.
+inline bool addresses(Ctx& c, Warp& w, const Instr& i, u32 exec, i32 op, i32 width, i64 offset, u64* out) {
+    if (w.bad[op] & exec) {
+        report(c, UNINIT_ADDRESS, pc_of(c, i), thread_of(w, first_lane(w.bad[op] & exec)));
+        fatal(c, w);
+        return false;
+    }
+    if (width == 8) { const u64* a = row<u64>(w, op); for (int l = 0; l < 32; ++l) out[l] = a[l] + u64(offset); }
+    else { const u32* a = row<u32>(w, op); for (int l = 0; l < 32; ++l) out[l] = u32(a[l] + u32(offset)); }
+    return true;
+}
+
+// ---- counters
+inline u32 count_distinct(u64* ids, int n) {
+    bool sorted = true;
+    u32 distinct = n > 0;
+    for (int k = 1; k < n; ++k) { if (ids[k] < ids[k - 1]) { sorted = false; break; } distinct += ids[k] != ids[k - 1]; }
+    if (sorted) return distinct;
+    std::sort(ids, ids + n);
+    return u32(std::unique(ids, ids + n) - ids);
+}
+inline void count_global(Ctx& c, const Instr& i, u32 exec, const u64* address, i32 size) {
+    SiteCounters& s = site(c, i);
+    u64 ids[64]; int n = 0;
+    for (u32 m = exec; m; m &= m - 1) {
+        const u64 a = address[__builtin_ctz(m)];
+        ids[n++] = a >> 5;
+        if ((a + u64(size) - 1) >> 5 != a >> 5) ids[n++] = (a + u64(size) - 1) >> 5;
+    }
+    s.sectors += count_distinct(ids, n);
+    for (int k = 0; k < n; ++k) ids[k] >>= 2;
+    s.lines += count_distinct(ids, n);
+    s.bytes += u64(__builtin_popcount(exec)) * u64(size);
+}
+// Extra passes over the 32 banks of 4 bytes: lanes are served in groups of 128 bytes; one word is broadcast to many.
+inline void count_shared16(SiteCounters& s, u32 exec, const u64* address) {  // 16 bytes a lane: eight lanes a pass
+    for (int from = 0; from < 32; from += 8) {
+        u32 row[8]; u8 column[8], times[8] = {}; int n = 0; u32 worst = 1;
+        for (int l = from; l < from + 8; ++l) {
+            if (!(exec >> l & 1)) continue;
+            const u32 r = u32(address[l] >> 7); const u8 col = u8(address[l] >> 4 & 7);
+            bool seen = false;
+            for (int k = 0; k < n && !seen; ++k) seen = row[k] == r && column[k] == col;
+            if (seen) continue;
+            row[n] = r; column[n++] = col;
+            worst = std::max(worst, u32(++times[col]));
+        }
+        s.conflicts += worst - 1;
+    }
+}
+inline void count_shared(Ctx& c, const Instr& i, u32 exec, const u64* address, i32 size) {
+    SiteCounters& s = site(c, i);
+    s.bytes += u64(__builtin_popcount(exec)) * u64(size);
+    if (size == 16) return count_shared16(s, exec, address);
+    const int words = std::max(1, size / 4), group = 32 / words;
+    bool consecutive = exec == FULL;
+    for (int l = 1; l < 32 && consecutive; ++l) consecutive = address[l] == address[l - 1] + u64(size);
+    if (consecutive && size >= 4) return;
+    for (int from = 0; from < 32; from += group) {
+        u32 held[32][32]; u8 n[32] = {}; u32 worst = 1;
+        for (int l = from; l < from + group; ++l) {
+            if (!(exec >> l & 1)) continue;
+            for (int k = 0; k < words; ++k) {
+                const u32 word = u32(address[l] >> 2) + u32(k), bank = word & 31;
+                bool seen = false;
+                for (int j = 0; j < n[bank] && !seen; ++j) seen = held[bank][j] == word;
+                if (!seen) { held[bank][n[bank]++] = word; worst = std::max(worst, u32(n[bank])); }
+            }
+        }
+        s.conflicts += worst - 1;
+    }
+}
+
+// Invalid bytes of memory, as a mask; a byte that an asynchronous copy has yet to fill is a fault.
+inline bool check_state(Ctx& c, Warp& w, const Instr& i, i32 lane, u64 address, i32 size, const Place& p, u64& invalid) {
+    invalid = 0;
+    if (p.state && size >= 4) {
+        u64 x = 0x0101010101010101ull, y = x;
+        if (size == 16) { std::memcpy(&x, p.state, 8); std::memcpy(&y, p.state + 8, 8); }
+        else if (size == 8) std::memcpy(&x, p.state, 8);
+        else if (size == 4) std::memcpy(&x, p.state, 4);
+        else x = 0;
+        if (x == 0x0101010101010101ull && y == x) return true;
+    }
+    if (p.alloc) {
+        if (p.alloc->init) invalid = ~bits_at(p.alloc->init, p.offset, size) & all_ones(size);
+        return true;
+    }
+    for (i32 k = 0; k < size; ++k) {
+        if (p.state[k] & 2) return fault_at(c, w, ASYNC_UNWAITED, i, lane, address + u64(k), size, SHARED);
+        if (!(p.state[k] & 1)) invalid |= 1ull << k;
+    }
+    return true;
+}
+inline void note_read(const Place& p, i32 size) {
+    if (p.alloc && p.alloc->read && bits_at(p.alloc->read, p.offset, size) != all_ones(size)) change_bits(p.alloc->read, p.offset, size, all_ones(size), 0);
+}
+
+enum MemFlags : i32 { STRONG = 1, ACQUIRE = 2, RELEASE = 4 };
+
+// ld: ops = d0.. dn-1, base. p: 0 space, 1 base bytes, 2 element bytes, 3 count, 4 register bytes, 5 signed, 6 MemFlags.
+inline void op_ld(Ctx& c, Warp& w, const Instr& i, u32 exec) {
+    const i32 eb = i.p[2], n = i.p[3], size = eb * n, rb = i.p[4];
+    u64 at[32];
+    if (!addresses(c, w, i, exec, i.ops[n], i.p[1], i.imm, at)) return;
+    Place place[32];
+    u64 invalid[32], any = 0;
+    bool shared = false, global = false;
+    const bool strong = i.p[6] & STRONG;
+    if (strong) polled(w);
+    for (u32 m = exec; m; m &= m - 1) {
+        const int l = __builtin_ctz(m);
+        Place& p = place[l];
+        if (!locate_quick(c, c.worker.site_alloc[size_t(pc_of(c, i))], at[l], size, i.p[0], p) &&
+            !locate(c, w, i, l, at[l], size, size, i.p[0], p)) return;
+        if (p.alloc) {
+            global = true;
+            invalid[l] = p.alloc->init ? ~bits_at(p.alloc->init, p.offset, size) & all_ones(size) : 0;
+            note_read(p, size);
+            if (p.alloc->access != IN) race_global(c, w, l, *p.alloc, p.offset, size, false, strong, pc_of(c, i));
+        } else {
+            if (!check_state(c, w, i, l, at[l], size, p, invalid[l])) return;
+            if (is_shared(p)) { shared = true; race_shared(c, w, l, SHARED_START + u32(p.offset), size, false, strong, pc_of(c, i)); }
+        }
+        any |= invalid[l];
+    }
+    if (i.p[6] & ACQUIRE) {
+        SpinLock lock(c.launch.atomics);
+        for (u32 m = exec; m; m &= m - 1) acquire_from(c, w, at[first_lane(m)]);
+    } else if (strong && global) for (u32 m = exec; m; m &= m - 1) observe(w, at[first_lane(m)]);
+    for (i32 e = 0; e < n; ++e) {
+        const i32 d = i.ops[e];
+        u8* out = row<u8>(w, d);
+        if (eb == 4 && rb == 4) for (u32 m = exec; m; m &= m - 1) {
+            const int l = __builtin_ctz(m);
+            std::memcpy(out + l * 4, place[l].data + e * 4, 4);
+        } else for (u32 m = exec; m; m &= m - 1) {
+            const int l = __builtin_ctz(m);
+            u64 v = 0;
+            std::memcpy(&v, place[l].data + e * eb, size_t(eb));
+            if (i.p[5] && eb < rb && v >> (eb * 8 - 1) & 1) v |= ~0ull << (eb * 8);
+            std::memcpy(out + l * rb, &v, size_t(rb));
+        }
+        w.bad[d] &= ~exec;
+        if (any) for (u32 m = exec; m; m &= m - 1) {
+            const int l = __builtin_ctz(m);
+            u32 x = u32(invalid[l] >> e * eb) & lane_bytes_mask(eb);
+            if (i.p[5] && (x >> (eb - 1) & 1)) x |= 0xffu << eb;
+            if (x) set_invalid(w, d, l, x, rb);
+        }
+    }
+    if (shared) count_shared(c, i, exec, at, size);
+    if (global) count_global(c, i, exec, at, size);
+}
+VG_ON("ld", op_ld(c, w, i, exec);)
+
+// Writes `size` bytes with their invalid ones; false after a fault.
+inline bool write_bytes(Ctx& c, Warp& w, const Instr& i, i32 lane, u64 address, const Place& p, const u8* data, i32 size, u64 invalid, bool strong) {
+    if (p.alloc) {
+        Alloc& a = *p.alloc;
+        if (a.access == IN || a.access == CONSTANT) return fault_at(c, w, MUTATED_INPUT, i, lane, address, size, GLOBAL, a.index);
+        if (invalid && a.access != WORKSPACE) report(c, UNINIT_OUTPUT, pc_of(c, i), thread_of(w, lane), address, a.index, size, GLOBAL);
+        race_global(c, w, lane, a, p.offset, size, true, strong, pc_of(c, i), !std::memcmp(p.data, data, size_t(size)));
+        std::memcpy(p.data, data, size_t(size));
+        if (a.init) change_bits(a.init, p.offset, size, ~invalid & all_ones(size), invalid);
+        if (a.written) change_bits(a.written, p.offset, size, all_ones(size), 0);
+        return true;
+    }
+    for (i32 k = 0; k < size; ++k)
+        if (p.state[k] & 2) return fault_at(c, w, ASYNC_UNWAITED, i, lane, address + u64(k), size, SHARED);
+    if (is_shared(p)) race_shared(c, w, lane, SHARED_START + u32(p.offset), size, true, strong, pc_of(c, i), !std::memcmp(p.data, data, size_t(size)));
+    std::memcpy(p.data, data, size_t(size));
+    if (!invalid) std::memset(p.state, 1, size_t(size));
+    else for (i32 k = 0; k < size; ++k) p.state[k] = invalid >> k & 1 ? 0 : 1;
+    return true;
+}
+
+// st: ops = base, s0 .. sn-1. p as for ld.
+inline void op_st(Ctx& c, Warp& w, const Instr& i, u32 exec) {
+    const i32 eb = i.p[2], n = i.p[3], size = eb * n, rb = i.p[4];
+    u64 at[32];
+    if (!addresses(c, w, i, exec, i.ops[0], i.p[1], i.imm, at)) return;
+    u32 bad = 0;
+    for (i32 e = 0; e < n; ++e) bad |= w.bad[i.ops[1 + e]];
+    bool shared = false, global = false;
+    const bool strong = i.p[6] & STRONG;
+    if (strong && i.p[0] != SHARED && i.p[0] != LOCAL) {
+        SpinLock lock(c.launch.atomics);
+        for (u32 m = exec; m; m &= m - 1) release_to(c, w, at[first_lane(m)], i.p[6] & RELEASE);
+    }
+    for (u32 m = exec; m; m &= m - 1) {
+        const int l = __builtin_ctz(m);
+        Place p;
+        if (!locate_quick(c, c.worker.site_alloc[size_t(pc_of(c, i))], at[l], size, i.p[0], p) &&
+            !locate(c, w, i, l, at[l], size, size, i.p[0], p)) return;
+        (p.alloc ? global : shared) |= p.alloc || is_shared(p);
+        u8 data[64];
+        u64 invalid = 0;
+        for (i32 e = 0; e < n; ++e) {
+            if (eb == 4 && rb == 4) std::memcpy(data + e * 4, row<u32>(w, i.ops[1 + e]) + l, 4);
+            else std::memcpy(data + e * eb, row<u8>(w, i.ops[1 + e]) + l * rb, size_t(eb));
+            if (bad >> l & 1) invalid |= u64(invalid_bytes(w, i.ops[1 + e], l) & lane_bytes_mask(eb)) << e * eb;
+        }
+        if (!write_bytes(c, w, i, l, at[l], p, data, size, invalid, strong)) return;
+    }
+    if (shared) count_shared(c, i, exec, at, size);
+    if (global) count_global(c, i, exec, at, size);
+}
+VG_ON("st", op_st(c, w, i, exec);)
+
+// ld.param of an entry: p2 element bytes, p3 count, p4 register bytes, p5 signed; imm = offset into the parameters.
+VG_ON("ld.param", {
+    const i32 eb = i.p[2], rb = i.p[4];
+    for (i32 e = 0; e < i.p[3]; ++e) {
+        u64 v = 0;
+        std::memcpy(&v, c.launch.args.params + i.imm + e * eb, size_t(eb));
+        if (i.p[5] && eb < rb && v >> (eb * 8 - 1) & 1) v |= ~0ull << (eb * 8);
+        u8* out = row<u8>(w, i.ops[e]);
+        for (u32 m = exec; m; m &= m - 1) std::memcpy(out + first_lane(m) * rb, &v, size_t(rb));
+        w.bad[i.ops[e]] &= ~exec;
+    }
+})
+
+// cvta: p0 = space, p1 = 1 to the space, 0 to generic; both registers have 8 bytes
+VG_ON("cvta", {
+    const u64 window = i.p[0] == SHARED ? SHARED_WINDOW : i.p[0] == LOCAL ? LOCAL_WINDOW : 0;
+    const bool to = i.p[1];
+    alu1<u64, u64>(w, i, exec, [=](u64 a) { return to ? a - window : a + window; });
+})
+// isspacep: p0 = space
+VG_ON("isspacep", {
+    const u64* a = row<u64>(w, i.ops[1]);
+    const i32 space = i.p[0];
+    set_pred(w, i.ops[0], exec, mask_of(exec, [=](int l) {
+        const bool sh = a[l] - SHARED_WINDOW < WINDOW_BYTES, lo = a[l] - LOCAL_WINDOW < WINDOW_BYTES;
+        return space == SHARED ? sh : space == LOCAL ? lo : !sh && !lo;
+    }), w.bad[i.ops[1]]);
+})
+
+}  // namespace vgpu

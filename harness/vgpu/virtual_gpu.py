@@ -1,0 +1,299 @@
+"""`VirtualGpu`: runs launch plans by interpreting the PTX of their artifacts, with every check on."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from pagedtune.kernels.artifact import Artifact, ArtifactKind, KernelAbi
+from pagedtune.kernels.launch import BoundPlan, CType, KernelStep, MemsetStep
+from pagedtune.kernels.native import check_abi, usable_cores
+from pagedtune.kernels.slot import Access
+
+from .address_space import CONSTANT, AddressSpace, unwritten_elements
+from .core_library import LaunchArgs, RawOptions, core
+from .decoder import decode
+from .program import MODULE_BASE, PARAM_BASE, Program
+from .ptx_parser import parse
+from .ptx_tokens import PtxError
+from .report import Fault, FaultKind, RunReport, StepReport, VirtualGpuError
+from .summary import describe_fault, step_report
+
+MAX_FAULTS = 64
+_PACK = {CType.POINTER: "<Q", CType.I64: "<q", CType.I32: "<i", CType.F32: "<f"}
+_SIZES = {CType.POINTER: 8, CType.I64: 8, CType.I32: 4, CType.F32: 4}
+
+
+@dataclass(frozen=True)
+class VirtualGpuOptions:
+    """How a virtual GPU runs.
+
+    Args:
+        num_threads: CPU threads that share the CTAs; 0 is every core this process may use.
+        reverse_warps: warps of a CTA take turns from the last to the first.
+        reverse_ctas: CTAs start from the last to the first.
+        async_early: asynchronous copies land when they are issued, not when they are waited for.
+        quantum: instructions of a warp's turn; small values interleave warps finely.
+        shuffle_seed: start each round of turns at a random warp; 0 is off.
+        check_races: detect races.
+        max_warp_instructions: a warp that executes more is in an endless loop.
+        shared_bytes: shared memory of a CTA that the device has (0: no limit).
+        capability: compute capability of the device, e.g. 90 (0: any artifact runs).
+        raise_faults: raise on faults; otherwise read them from `report`.
+        uninitialised: by slot, a boolean tensor (broadcast to the slot's) of elements that hold nothing yet.
+        freed: slots whose memory was given back before the launch: any access is a fault.
+    """
+
+    num_threads: int = 0
+    reverse_warps: bool = False
+    reverse_ctas: bool = False
+    async_early: bool = False
+    quantum: int = 512
+    shuffle_seed: int = 0
+    check_races: bool = True
+    max_warp_instructions: int = 50_000_000
+    shared_bytes: int = 0
+    capability: int = 0
+    raise_faults: bool = True
+    uninitialised: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    freed: frozenset[str] = frozenset()
+
+
+def load_program(ptx: str, entry: str) -> Program:
+    """Parses, decodes and links one entry.
+
+    Raises:
+        PtxError: the PTX does not parse, or an instruction is unknown; the message names it and its line.
+        ValueError: no such entry.
+    """
+    program = decode(parse(ptx), entry)
+    missing = core().link(program.code, program.keys)
+    if missing >= 0:
+        raise PtxError(program.lines[missing], f"{program.opcodes[missing]} is not supported by the execution core")
+    return program
+
+
+@dataclass(frozen=True)
+class _Kernel:
+    program: Program
+    abi: KernelAbi
+    dynamic_shared: int  # what the compiler asked for, where a plan leaves it open
+
+
+class VirtualGpu:
+    """Runs plans whose kernels lie in `artifacts` (each with its PTX). `report` is that of the last run."""
+
+    def __init__(self, artifacts: Sequence[Artifact], options: VirtualGpuOptions | None = None) -> None:
+        self.options = options or VirtualGpuOptions()
+        self.report = RunReport()
+        self._kernels: dict[str, _Kernel] = {}
+        for artifact in artifacts:
+            self._load(artifact)
+
+    def _load(self, artifact: Artifact) -> None:
+        if artifact.kind is not ArtifactKind.CUBIN or artifact.ptx_path is None:
+            raise ValueError(f"{artifact.path} has no PTX: the virtual GPU runs cubins with the PTX they come from")
+        ptx = artifact.ptx_path.read_text()
+        for entry, abi in artifact.abi.items():
+            program = load_program(ptx, entry)
+            _check_target(program, self.options.capability)
+            resources = artifact.resources.get(entry)
+            self._kernels[entry] = _Kernel(program, abi, resources.dynamic_shared_bytes if resources else 0)
+
+    def prepare(self, bound: BoundPlan) -> Callable[[], None]:
+        """See `Executor.prepare`. The function raises VirtualGpuError where the run has faults.
+
+        Raises:
+            ValueError: a step names an entry that no artifact has, its arguments do not fit the binary's ABI, or it
+                asks for more than the device has.
+        """
+        for step in bound.plan.steps:
+            if isinstance(step, KernelStep):
+                self._check_step(bound, step)
+            elif not isinstance(step, MemsetStep):
+                raise ValueError("a host call cannot run on the virtual GPU")
+
+        def run() -> None:
+            self.report = self._run(bound)
+            if self.options.raise_faults and not self.report.clean:
+                raise VirtualGpuError(self.report)
+
+        return run
+
+    def _check_step(self, bound: BoundPlan, step: KernelStep) -> None:
+        if step.entry not in self._kernels:
+            raise ValueError(f"no artifact has the entry {step.entry!r}; there are {sorted(self._kernels) or 'none'}")
+        kernel = self._kernels[step.entry]
+        program = kernel.program
+        resolved = [bound.resolve(arg) for arg in step.args]
+        check_abi(step.entry, kernel.abi, [ctype for ctype, _ in resolved])
+        sizes = [_SIZES[ctype] for ctype, _ in resolved]
+        if sizes != [p.num_bytes for p in program.params]:
+            raise ValueError(f"{step.entry}: the PTX takes {[p.num_bytes for p in program.params]} bytes, not {sizes}")
+        if step.cluster != (1, 1, 1):
+            raise ValueError(f"{step.entry}: clusters are not supported by the virtual GPU")
+        threads = step.block[0] * step.block[1] * step.block[2]
+        if not 1 <= threads <= 1024 or min(step.grid) < 1:
+            raise ValueError(f"{step.entry}: grid {step.grid} of blocks {step.block} cannot be launched")
+        if program.block and tuple(step.block[: len(program.block)]) != program.block:
+            raise ValueError(f"{step.entry}: compiled for blocks of {program.block}, not {step.block}")
+        if program.max_threads and threads > program.max_threads:
+            raise ValueError(f"{step.entry}: compiled for at most {program.max_threads} threads, not {threads}")
+        shared = program.static_shared + max(step.shared_bytes, kernel.dynamic_shared)
+        if self.options.shared_bytes and shared > self.options.shared_bytes:
+            raise ValueError(
+                f"{step.entry}: {shared} bytes of shared memory, the device has {self.options.shared_bytes}"
+            )
+
+    def _run(self, bound: BoundPlan) -> RunReport:
+        space = AddressSpace(bound, self.options.uninitialised, self.options.freed)
+        values = {
+            step.entry: self._arguments(bound, space, step) for step in bound.plan.steps if isinstance(step, KernelStep)
+        }
+        steps: list[StepReport] = []
+        faults: list[Fault] = []
+        written: dict[int, np.ndarray[tuple[int], np.dtype[np.uint8]]] = {}
+        for step in bound.plan.steps:
+            if isinstance(step, MemsetStep):
+                _memset(bound, space, step)
+                continue
+            if not isinstance(step, KernelStep):
+                continue
+            report, found = self._launch(space, step, values[step.entry])
+            steps.append(report)
+            faults += found
+            for a in space.allocations:
+                written[a.base] = written[a.base] | a.written if a.base in written else a.written
+            if found:
+                break
+        if not faults:
+            faults += _unwritten(bound, space, written)
+        return RunReport(tuple(steps), tuple(faults), len(faults))
+
+    def _arguments(self, bound: BoundPlan, space: AddressSpace, step: KernelStep) -> bytes:
+        """The parameter buffer, with virtual addresses; checks the alignments that the binary assumes."""
+        kernel = self._kernels[step.entry]
+        data = bytearray(kernel.program.param_bytes)
+        for k, (arg, param) in enumerate(zip(step.args, kernel.program.params, strict=True)):
+            ctype, value = bound.resolve(arg)
+            if ctype is CType.POINTER and value:
+                value = space.address(arg.slot)  # type: ignore[union-attr]
+            align = kernel.abi.align.get(k, 1)
+            if ctype is not CType.F32 and int(value) % align:
+                raise ValueError(
+                    f"{step.entry}: argument {k} ({arg}) is {value:#x}, but the binary assumes a multiple of {align}"
+                )
+            struct.pack_into(_PACK[ctype], data, param.offset, value)
+        return bytes(data)
+
+    def _launch(self, space: AddressSpace, step: KernelStep, params: bytes) -> tuple[StepReport, list[Fault]]:
+        kernel = self._kernels[step.entry]
+        program = kernel.program
+        buffers = _module_variables(space, program)
+        buffers.append(np.frombuffer(params + bytes(16), np.uint8).copy())
+        space.add("kernel parameters", PARAM_BASE, buffers[-1][: max(len(params), 1)], CONSTANT)
+        space.reset_touched()
+        table = space.table()
+        arrays = _const_arrays(program)
+        args = LaunchArgs(
+            grid=step.grid,
+            block=step.block,
+            dynamic_shared=max(step.shared_bytes, kernel.dynamic_shared),
+            static_shared=program.static_shared,
+            local_bytes=program.local_bytes,
+            num_units=program.num_units,
+            num_consts=len(program.consts),
+            param_bytes=len(params),
+            params=buffers[-1].ctypes.data,
+            const_units=arrays[0].ctypes.data,
+            const_widths=arrays[1].ctypes.data,
+            const_values=arrays[2].ctypes.data,
+            special_units=arrays[3].ctypes.data,
+            allocs=ctypes.addressof(table),
+            num_allocs=len(space.allocations),
+            options=self._raw_options(step),
+        )
+        start = time.perf_counter()
+        raw, sites, barriers = core().run(program.code, args, MAX_FAULTS)
+        seconds = time.perf_counter() - start
+        faults = [describe_fault(f, program, space, step) for f in raw]
+        report = step_report(program, space, sites, barriers, seconds)
+        space.allocations = [a for a in space.allocations if a.base < MODULE_BASE]
+        return report, faults
+
+    def _raw_options(self, step: KernelStep) -> RawOptions:
+        o = self.options
+        cooperative = step.attributes.cooperative
+        return RawOptions(
+            num_threads=1 if cooperative else o.num_threads or usable_cores(),
+            reverse_warps=o.reverse_warps,
+            reverse_ctas=o.reverse_ctas,
+            async_early=o.async_early,
+            check_races=o.check_races,
+            max_faults=MAX_FAULTS,
+            quantum=max(1, o.quantum),
+            cooperative=cooperative,
+            max_warp_instructions=o.max_warp_instructions,
+            shuffle_seed=o.shuffle_seed,
+        )
+
+
+def _check_target(program: Program, capability: int) -> None:
+    digits = "".join(c for c in program.target if c.isdigit())
+    specific = program.target[-1:] in ("a", "f")
+    if not capability or not digits:
+        return
+    target = int(digits)
+    if target > capability or (specific and target != capability):
+        raise ValueError(f"{program.entry} is compiled for {program.target}; the device is sm_{capability}")
+
+
+def _const_arrays(program: Program) -> tuple[np.ndarray[tuple[int], np.dtype[np.generic]], ...]:
+    units = np.array([c[0] for c in program.consts], np.int32)
+    widths = np.array([c[1] for c in program.consts], np.int32)
+    values = np.array([c[2] for c in program.consts], np.uint64)
+    return units, widths, values, np.array(program.specials, np.int32)
+
+
+def _module_variables(space: AddressSpace, program: Program) -> list[np.ndarray[tuple[int], np.dtype[np.uint8]]]:
+    buffers = []
+    for address, variable in program.variables.items():
+        data = np.zeros(max(variable.num_bytes, 1), np.uint8)
+        if variable.data:
+            data[: len(variable.data)] = np.frombuffer(variable.data, np.uint8)
+        buffers.append(data)
+        space.add(variable.name, address, data, CONSTANT if variable.space == "const" else 2)
+    return buffers
+
+
+def _memset(bound: BoundPlan, space: AddressSpace, step: MemsetStep) -> None:
+    tensor = bound.tensors[step.workspace]
+    tensor.view(torch.uint8).fill_(step.byte)
+    allocation = space.by_name(step.workspace)
+    if allocation is not None and allocation.init is not None:
+        allocation.init[:] = 255
+
+
+def _unwritten(
+    bound: BoundPlan, space: AddressSpace, written: Mapping[int, np.ndarray[tuple[int], np.dtype[np.uint8]]]
+) -> list[Fault]:
+    faults = []
+    last = next((s.entry for s in reversed(bound.plan.steps) if isinstance(s, KernelStep)), "")
+    for name, spec in bound.plan.slots.items():
+        allocation = space.by_name(name)
+        if spec.access is not Access.OUT or name not in bound.tensors or allocation is None:
+            continue
+        if allocation.base in written:
+            allocation.written = written[allocation.base]
+        missing = unwritten_elements(bound.tensors[name], allocation)
+        if missing:
+            total = bound.tensors[name].numel()
+            what = f"{missing} of {total} elements of {name}"
+            faults.append(Fault(FaultKind.UNWRITTEN_OUTPUT, last, allocation=what))
+    return faults

@@ -1,0 +1,147 @@
+"""Ahead-of-time builds of Triton kernels. Planning and launching never import this; Triton is imported on a build."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from .artifact import Artifact, KernelAbi, content_key
+from .cubin import Compiled, find_cached, ptx_parameters, store
+from .launch import CType
+from .variant import BuildError
+
+DIVISIBILITY = 16  # what Triton's argument attribute states: multiples of 16 (bytes of a pointer, value of an integer)
+_CTYPES = {"i64": CType.I64, "i32": CType.I32, "fp32": CType.F32}
+
+
+@dataclass(frozen=True)
+class TritonKernel:
+    """One kernel to build.
+
+    Args:
+        source: Python file that defines it.
+        name: the jitted function.
+        signature: type of every argument that is not a constant, by name and in order: `*bf16`, `i64`, `fp32`, ...
+        constants: compile-time arguments by name.
+        divisible: arguments that are multiples of 16.
+        num_warps, num_stages: launch options.
+    """
+
+    source: Path
+    name: str
+    signature: Mapping[str, str]
+    constants: Mapping[str, Any]
+    divisible: frozenset[str] = field(default_factory=frozenset)
+    num_warps: int = 4
+    num_stages: int = 2
+
+
+def build_triton(kernel: TritonKernel, capability: int) -> Artifact:
+    """The cubin and PTX of `kernel`, both from one compile, from the cache if its content key is there.
+
+    The key covers the source file, all arguments and options, target, and Triton's version.
+
+    Raises:
+        BuildError: Triton is missing or refused the source; the message carries its last lines.
+    """
+    compiler = f"triton {triton_version()}"
+    options = {"num_warps": kernel.num_warps, "num_stages": kernel.num_stages, "enable_fp_fusion": True}
+    key = content_key(
+        {
+            "source": kernel.source.read_text(),
+            "name": kernel.name,
+            "signature": dict(kernel.signature),
+            "constants": dict(kernel.constants),
+            "divisible": sorted(kernel.divisible),
+            "options": options,
+            "compiler": compiler,
+            "target": capability,
+        }
+    )
+    cached = find_cached(kernel.name, key)
+    if cached is not None:
+        return cached
+    ptx, cubin, shared = _compile(kernel, capability, options)
+    abi = {kernel.name: _abi(kernel, ptx)}
+    flags = tuple(f"{k}={v}" for k, v in sorted(options.items()))
+    target = f"sm_{capability}"
+    return store(kernel.name, key, Compiled(cubin, ptx, compiler, flags, target, abi, {kernel.name: shared}))
+
+
+def triton_version() -> str:
+    """Triton's version.
+
+    Raises:
+        BuildError: it is not installed.
+    """
+    try:
+        return version("triton")
+    except PackageNotFoundError as error:
+        raise BuildError("Triton is not installed: pip install 'pagedtune[gpu]'") from error
+
+
+def _abi(kernel: TritonKernel, ptx: str) -> KernelAbi:
+    """Triton appends pointers to scratch memory, null for kernels that use none."""
+    types = [CType.POINTER if t.startswith("*") else _CTYPES[t] for t in kernel.signature.values()]
+    extra = len(ptx_parameters(ptx, kernel.name)) - len(types)
+    hidden = tuple(range(len(types), len(types) + extra))
+    align = {k: DIVISIBILITY for k, name in enumerate(kernel.signature) if name in kernel.divisible}
+    return KernelAbi((*types, *(CType.POINTER,) * extra), align, hidden)
+
+
+def _compile(kernel: TritonKernel, capability: int, options: dict[str, Any]) -> tuple[str, bytes, int]:
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource, compile
+
+    function = getattr(_load_module(kernel.source), kernel.name)
+    names = list(function.arg_names)
+    known = set(kernel.signature) | set(kernel.constants)
+    if set(names) != known:
+        raise BuildError(f"{kernel.name}: arguments {sorted(set(names) ^ known)} are missing or unknown")
+    signature = {n: kernel.signature.get(n, "constexpr") for n in names}
+    constants = {(names.index(n),): value for n, value in kernel.constants.items()}
+    attributes = {(names.index(n),): [["tt.divisibility", DIVISIBILITY]] for n in kernel.divisible}
+    source = ASTSource(fn=function, signature=signature, constexprs=constants, attrs=attributes)
+    with _environment({"TRITON_DISABLE_LINE_INFO": "1"}):
+        try:
+            compiled = compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+        except Exception as error:
+            tail = "\n".join(str(error).splitlines()[-20:])
+            raise BuildError(f"{kernel.name} does not compile for sm_{capability}:\n{tail}") from error
+    return compiled.asm["ptx"], compiled.asm["cubin"], int(compiled.metadata.shared)
+
+
+def _load_module(path: Path) -> ModuleType:
+    """The module of a source file, whatever package it lies in."""
+    name = f"_pagedtune_triton_{path.stem}"
+    if name in sys.modules and getattr(sys.modules[name], "__file__", "") == str(path):
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise BuildError(f"{path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

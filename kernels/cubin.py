@@ -1,0 +1,146 @@
+"""Compiled GPU kernels in the cache: cubin, the PTX it was assembled from, and a description, published together."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from .artifact import Artifact, ArtifactKind, KernelAbi, Resources, cache_dir, publish
+from .launch import CType
+from .variant import BuildError
+
+_RESOURCE = re.compile(r"Function (\S+?):\s*\n\s*REG:(\d+) STACK:(\d+) SHARED:(\d+)")
+_ENTRY = re.compile(r"\.entry\s+([\w$]+)\s*\((.*?)\)", re.DOTALL)
+_PARAM = re.compile(r"\.param\s+(?:\.align\s+\d+\s+)?\.(\w+)")
+_CTYPES = {"u64": CType.I64, "s64": CType.I64, "b64": CType.I64, "f32": CType.F32}
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What a compiler gave: the binary, its PTX, and what it was told."""
+
+    cubin: bytes
+    ptx: str
+    compiler: str
+    flags: tuple[str, ...]
+    target: str
+    abi: Mapping[str, KernelAbi]
+    dynamic_shared: Mapping[str, int]
+
+
+def paths_of(name: str, key: str) -> tuple[Path, Path, Path]:
+    """Cubin, PTX and description of a content key."""
+    stem = cache_dir() / "gpu" / f"{name}-{key}"
+    return stem.with_suffix(".cubin"), stem.with_suffix(".ptx"), stem.with_suffix(".json")
+
+
+def find_cached(name: str, key: str) -> Artifact | None:
+    """The artifact of a key, None if it is not in the cache. The description is written last: it vouches for all."""
+    cubin, ptx, description = paths_of(name, key)
+    try:
+        data = json.loads(description.read_text())
+    except (OSError, ValueError):
+        return None
+    if not (cubin.exists() and ptx.exists()):
+        return None
+    abi = {
+        entry: KernelAbi(
+            tuple(CType(t) for t in a["arg_types"]), {int(k): v for k, v in a["align"].items()}, tuple(a["hidden"])
+        )
+        for entry, a in data["abi"].items()
+    }
+    resources = {entry: Resources(**r) for entry, r in data["resources"].items()}
+    compiler, flags = data["compiler"], tuple(data["flags"])
+    return Artifact(ArtifactKind.CUBIN, cubin, key, data["target"], abi, resources, ptx, compiler, flags)
+
+
+def store(name: str, key: str, compiled: Compiled) -> Artifact:
+    """Publishes what a compiler gave and returns it as an artifact.
+
+    Raises:
+        OSError: the cache cannot be written.
+    """
+    cubin, ptx, description = paths_of(name, key)
+    resources = read_resources(compiled.cubin, compiled.dynamic_shared)
+    data = {
+        "abi": {
+            entry: {
+                "arg_types": list(a.arg_types),
+                "align": {str(k): v for k, v in a.align.items()},
+                "hidden": list(a.hidden),
+            }
+            for entry, a in compiled.abi.items()
+        },
+        "resources": {entry: vars(r) for entry, r in resources.items()},
+        "compiler": compiled.compiler,
+        "flags": list(compiled.flags),
+        "target": compiled.target,
+    }
+    publish(compiled.cubin, cubin)
+    publish(compiled.ptx.encode(), ptx)
+    publish(json.dumps(data, sort_keys=True, indent=1).encode(), description)
+    abi = compiled.abi
+    return Artifact(
+        ArtifactKind.CUBIN, cubin, key, compiled.target, abi, resources, ptx, compiled.compiler, compiled.flags
+    )
+
+
+def read_resources(cubin: bytes, dynamic_shared: Mapping[str, int]) -> dict[str, Resources]:
+    """Registers, shared memory and stack of each entry, by `cuobjdump`; dynamic shared memory comes from the compiler.
+
+    Without the tool only the dynamic shared memory is known.
+    """
+    tool = find_cuda_tool("cuobjdump")
+    text = ""
+    if tool is not None:
+        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+            file.write(cubin)
+            file.flush()
+            command = [str(tool), "--dump-resource-usage", file.name]
+            text = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False).stdout
+    found = {m[1]: (int(m[2]), int(m[3]), int(m[4])) for m in _RESOURCE.finditer(text)}
+    entries = set(found) & set(dynamic_shared) or set(dynamic_shared)
+    out = {}
+    for entry in entries:
+        registers, stack, static = found.get(entry, (0, 0, 0))
+        out[entry] = Resources(registers, static, dynamic_shared[entry], stack)
+    return out
+
+
+def find_cuda_tool(name: str) -> Path | None:
+    """A CUDA binary: in Triton's wheel, under `$CUDA_HOME`, or on the path."""
+    spec = find_spec("triton")
+    places = []
+    if spec is not None and spec.origin:
+        places.append(Path(spec.origin).parent / "backends/nvidia/bin" / name)
+    if os.environ.get("CUDA_HOME"):
+        places.append(Path(os.environ["CUDA_HOME"]) / "bin" / name)
+    on_path = shutil.which(name)
+    if on_path:
+        places.append(Path(on_path))
+    return next((p for p in places if p.exists()), None)
+
+
+def ptx_parameters(ptx: str, entry: str) -> tuple[str, ...]:
+    """Types of an entry's parameters as the PTX declares them, e.g. `u64`.
+
+    Raises:
+        BuildError: the PTX has no such entry.
+    """
+    for match in _ENTRY.finditer(ptx):
+        if match[1] == entry:
+            return tuple(_PARAM.findall(match[2]))
+    raise BuildError(f"the PTX has no entry {entry!r}; it has {[m[1] for m in _ENTRY.finditer(ptx)]}")
+
+
+def read_texts(paths: Sequence[Path]) -> dict[str, str]:
+    """Contents by file name, for a content key."""
+    return {path.name: path.read_text() for path in paths}

@@ -1,0 +1,1 @@
+"""CUDA sources of the GPU kernels, compiled by NVRTC."""

@@ -1,0 +1,1 @@
+"""Sources of the Triton kernels: read by the compiler only, never by planning or launching."""

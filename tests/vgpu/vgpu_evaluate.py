@@ -1,0 +1,72 @@
+"""Runs one instruction on arrays of bit patterns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from pagedtune.harness.vgpu.report import RunReport
+from pagedtune.harness.vgpu.run_ptx import FILE_HEADER, run_ptx
+from pagedtune.harness.vgpu.virtual_gpu import VirtualGpuOptions
+from pagedtune.kernels.slot import Access
+
+ONE_THREAD = VirtualGpuOptions(num_threads=1)
+_TORCH = {16: torch.int16, 32: torch.int32, 64: torch.int64}
+_NUMPY = {16: np.uint16, 32: np.uint32, 64: np.uint64}
+
+
+def as_tensor(values: Sequence[int], bits: int) -> torch.Tensor:
+    """A tensor of the bit patterns `values`."""
+    return torch.from_numpy(np.array(values, dtype=_NUMPY[bits]).view(f"i{bits // 8}").copy())
+
+
+def as_ints(tensor: torch.Tensor) -> list[int]:
+    """The bit patterns of a tensor."""
+    width = tensor.element_size() * 8
+    return [int(v) for v in tensor.numpy().view(_NUMPY[width])]
+
+
+def evaluate(instruction: str, widths: Sequence[int], operands: Sequence[Sequence[int]], result: int) -> list[int]:
+    """Results of `instruction`, in which `{d}` is the destination and `{0}`, `{1}`, .. are the operands.
+
+    Args:
+        instruction: PTX statements; `%p0` is free, and a predicate result is moved to `{d}` by the caller's text.
+        widths: bits of each operand.
+        operands: equally long lists of bit patterns.
+        result: bits of the result.
+    """
+    n = len(operands[0])
+    block = 128
+    grid = -(-n // block)
+    padded = [list(o) + [o[0]] * (grid * block - n) for o in operands]
+    params = ", ".join(f".param .u64 a{k}" for k in range(len(widths) + 1))
+    lines = []
+    for k, width in enumerate(widths):
+        lines += [
+            f"ld.param.u64 %rd1, [a{k}]; mul.wide.u32 %rd2, %r9, {width // 8}; add.s64 %rd3, %rd1, %rd2;",
+            f"ld.global.b{width} %x{k}, [%rd3];",
+        ]
+    registers = "".join(f".reg .b{width} %x{k};" for k, width in enumerate(widths)) + f".reg .b{result} %y;"
+    names = {str(k): f"%x{k}" for k in range(len(widths))}
+    text = instruction.replace("{d}", "%y")
+    for name, register in names.items():
+        text = text.replace("{" + name + "}", register)
+    ptx = f"""{FILE_HEADER}
+.visible .entry k({params}) {{
+.reg .pred %p<8>; .reg .b32 %r<16>; .reg .b64 %rd<8>; {registers}
+mov.u32 %r1, %tid.x; mov.u32 %r2, %ctaid.x; mad.lo.s32 %r9, %r2, {block}, %r1;
+{" ".join(lines)}
+{text}
+ld.param.u64 %rd1, [a{len(widths)}]; mul.wide.u32 %rd2, %r9, {result // 8}; add.s64 %rd3, %rd1, %rd2;
+st.global.b{result} [%rd3], %y;
+ret; }}"""
+    out = torch.zeros(grid * block, dtype=_TORCH[result])
+    arguments = {f"a{k}": (as_tensor(v, w), Access.IN) for k, (v, w) in enumerate(zip(padded, widths, strict=True))}
+    report = run_ptx(ptx, "k", {**arguments, "o": (out, Access.OUT)}, (grid, 1, 1), (block, 1, 1), options=ONE_THREAD)
+    assert report.clean, [str(f) for f in report.faults]
+    return as_ints(out)[:n]
+
+
+__all__ = ["ONE_THREAD", "RunReport", "as_ints", "as_tensor", "evaluate"]
