@@ -14,6 +14,7 @@ from typing import Any
 from pagedtune.harness.case import Case
 from pagedtune.harness.external import RequestError
 from pagedtune.harness.worker import JobRaised, Worker, WorkerCrashed, WorkerError, WorkerTimeout
+from pagedtune.kernels.catalogue import VARIANTS
 from pagedtune.kernels.device import Device
 from pagedtune.kernels.record import Status
 from pagedtune.kernels.serial import from_jsonable, to_jsonable
@@ -78,6 +79,9 @@ class Listing:
     broken: str = ""
 
 
+_OWN = frozenset(variant.name for variant in VARIANTS)
+
+
 class Crew:
     """The worker processes of one check, started when it is entered and ended when it is left.
 
@@ -95,6 +99,7 @@ class Crew:
             self._idle.put(worker)
         self._threads = ThreadPoolExecutor(jobs)
         self._streaks = _Streaks()
+        self._last_ref: dict[Worker, str] = {}
 
     def __enter__(self) -> Crew:
         for worker in self._workers:
@@ -128,7 +133,7 @@ class Crew:
     def _list(self, payload: dict[str, Any]) -> Listing:
         ref = payload["variant"]
         try:
-            with self._worker() as worker:
+            with self._worker(ref) as worker:
                 found = worker.call(LISTING_JOB, payload, self._timeout_s)
         except JobRaised as error:
             if error.type == RequestError.__name__:
@@ -148,7 +153,7 @@ class Crew:
             return Outcome(one, Status.REJECTED, one.rejected)
         if self._streaks.is_hopeless(one.ref):
             return Outcome(one, Status.NOT_RUN, f"not run after {MAX_STREAK} crashes or time-outs in a row")
-        with self._worker() as worker:
+        with self._worker(one.ref) as worker:
             outcome = self._attempt(worker, one)
             if outcome.status is Status.CORRUPTED:
                 worker.renew()  # it wrote where it should not: later verdicts of that process would prove nothing
@@ -156,8 +161,13 @@ class Crew:
         return outcome
 
     @contextmanager
-    def _worker(self) -> Iterator[Worker]:
+    def _worker(self, ref: str) -> Iterator[Worker]:
+        """A worker that no other variant from outside the tree has run in: it could have changed anything there."""
         worker = self._idle.get()
+        last = self._last_ref.get(worker, ref)
+        if last != ref and not {last, ref} <= _OWN:
+            worker.renew()
+        self._last_ref[worker] = ref
         try:
             yield worker
         finally:

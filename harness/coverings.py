@@ -8,7 +8,7 @@ gets a covering array over the values that it takes, or values it does support w
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from itertools import cycle, product
 from typing import Any
@@ -31,7 +31,7 @@ HAZARD_DIMENSIONS = ("table", "tail", "memory", "launch", "outputs", "values", "
 def cases_for(variant: Variant, device: Device, level: Level) -> tuple[Case, ...]:
     """The cases of a variant's op at a level: one list for every variant of the op, and more for one with limits.
 
-    Numbers of cases for attention: tiny 53, corner 283, production 37; of a cache operation 42, 66 to 70 and 36.
+    Numbers of cases for attention: tiny 53, corner 291, production 37; of a cache operation 42, 66 to 70 and 36.
     """
     common = _cases(variant.op, level)
     if all(_takes(variant, device, case.problem, case.pool_format) for case in common):
@@ -70,7 +70,18 @@ def _taken_spans(variant: Variant, device: Device, spans: Mapping[str, Sequence[
 @cache
 def _cases(op: Op, level: Level) -> tuple[Case, ...]:
     rows = covering_rows(dimensions_of(op, level), possible)
-    return tuple(_case(op, row, _lengths(level), index) for index, row in enumerate(rows))
+    covering = [_case(op, row, _lengths(level), index) for index, row in enumerate(rows)]
+    return (*covering, *(_sizes() if (op, level) == (Op.ATTENTION, Level.CORNER) else ()))
+
+
+def _sizes() -> Iterator[Case]:
+    """Large batches and long contexts, where a kernel may take another path: few cases, each of them slow."""
+    choices = product(d.SIZES, d.SIZE_SHAPES, (Family.RANDOM, Family.NEEDLE))
+    for index, (name, shape, family) in enumerate(choices):
+        pool_format = PoolFormat(16, shape.kv_dtype)
+        hazards = (Hazard.TAIL_FOREIGN,)
+        workload = Workload(d.SIZES[name](16), name=name)
+        yield Case(Op.ATTENTION, shape.problem(), pool_format, workload, family, hazards, seed=index)
 
 
 def _lengths(level: Level) -> Mapping[str, d.Lengths]:

@@ -142,5 +142,11 @@ MODEL_LENGTHS: Mapping[str, Lengths] = {
     "long": lambda b: (4096,),
     "even": lambda b: (513,) * 6,
 }
+# Sizes that no pairwise case has, tried on few shapes: a batch past two warps of sequences, and a context past 8192.
+SIZES: Mapping[str, Lengths] = {
+    "many": lambda b: tuple((7 * i) % 40 for i in range(131)),
+    "huge": lambda b: (8209, 5),
+}
+SIZE_SHAPES = (SHAPES[2], SHAPES[5])
 # Query tokens of the sequences, in turn, as far as the context has them.
 QUERIES: Mapping[str, tuple[int, ...]] = {"decode": (1,), "mixed": (1, 3, 0, 2), "chunk": (8, 5)}

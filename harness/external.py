@@ -9,6 +9,7 @@ import inspect
 import sys
 import traceback
 from collections.abc import Callable
+from dataclasses import MISSING, fields
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
@@ -16,7 +17,7 @@ from typing import Any
 
 from pagedtune.kernels.catalogue import VARIANTS
 from pagedtune.kernels.device import DeviceKind
-from pagedtune.kernels.variant import Op, Variant
+from pagedtune.kernels.variant import Config, Op, Properties, Variant
 
 GROUP = "pagedtune.variants"
 
@@ -41,17 +42,32 @@ def load_variant(ref: str) -> Variant:
     """
     if is_file_ref(ref):
         return _from_file(ref)
+    require_known(ref)
     known = {variant.name: variant for variant in VARIANTS}
     if ref in known:
         return known[ref]
-    installed = {point.name: point for point in entry_points(group=GROUP)}
-    if ref in installed:
-        return _from_entry_point(installed[ref])
-    names = [*known, *installed]
-    near = difflib.get_close_matches(ref, names, n=3, cutoff=0.4) or names
-    raise ValueError(
-        f"unknown variant {ref!r}: did you mean {', '.join(near)}? A variant of your own is given as file.py:ClassName"
-    )
+    return _from_entry_point({point.name: point for point in entry_points(group=GROUP)}[ref])
+
+
+def require_known(ref: str) -> None:
+    """Raises ValueError unless there is such a name or file; runs no code of the variant."""
+    if is_file_ref(ref):
+        path = Path(absolute_ref(ref).rpartition(":")[0] if ".py:" in ref else absolute_ref(ref))
+        if not path.is_file():
+            raise ValueError(f"no file {path}: a variant of your own is given as path/to/file.py:ClassName")
+        return
+    names = [*(variant.name for variant in VARIANTS), *(point.name for point in entry_points(group=GROUP))]
+    if ref not in names:
+        near = difflib.get_close_matches(ref, names, n=3, cutoff=0.4) or names
+        raise ValueError(
+            f"unknown variant {ref!r}: did you mean {', '.join(near)}? "
+            "A variant of your own is given as file.py:ClassName"
+        )
+
+
+def is_foreign(ref: str) -> bool:
+    """Whether `ref` is anything but a name of the catalogue: its code may be anybody's."""
+    return ref not in {variant.name for variant in VARIANTS}
 
 
 def is_file_ref(ref: str) -> bool:
@@ -70,8 +86,7 @@ def absolute_ref(ref: str) -> str:
 def _from_file(ref: str) -> Variant:
     location, _, name = absolute_ref(ref).rpartition(":") if ".py:" in ref else (absolute_ref(ref), "", "")
     path = Path(location)
-    if not path.is_file():
-        raise ValueError(f"no file {path}: a variant of your own is given as path/to/file.py:ClassName")
+    require_known(ref)
     module = _import_file(path)
     found = getattr(module, name, None) if name else None
     if found is None:
@@ -121,7 +136,25 @@ def _make(found: Any, where: str) -> Variant:
         value = getattr(variant, attribute, None)
         if not isinstance(value, kind) or not value:
             raise ValueError(f"{where} must set the class attribute {attribute!r} to a {kind.__name__}, not {value!r}")
+    _require_types(variant, where)
     return variant
+
+
+def _require_types(variant: Variant, where: str) -> None:
+    """Raises VariantLoadError unless tunables and promises are of the kinds that the harness works with."""
+    config_type, properties = getattr(variant, "config_type", None), getattr(variant, "properties", None)
+    if not (inspect.isclass(config_type) and issubclass(config_type, Config)):
+        raise VariantLoadError(f"{where}: config_type must be a dataclass derived from Config, not {config_type!r}")
+    own = vars(config_type)
+    if own.get("__annotations__") and "__dataclass_params__" not in own:
+        raise VariantLoadError(f"{where}: put @dataclass(frozen=True) before class {config_type.__name__}")
+    bare = [f.name for f in fields(config_type) if f.default is MISSING and f.default_factory is MISSING]
+    if bare:
+        raise VariantLoadError(f"{where}: give {config_type.__name__}.{bare[0]} a default: every tunable needs one")
+    if not isinstance(properties, Properties):
+        raise VariantLoadError(
+            f"{where}: properties must be a Properties, e.g. Properties(deterministic=False), not {properties!r}"
+        )
 
 
 def _is_variant_class(value: Any) -> bool:

@@ -57,6 +57,14 @@ def canary_bits(dtype: torch.dtype, poison: Poison) -> int:
     return pattern - 1 if dtype == torch.int8 else pattern + 1
 
 
+def flip_signs(tensor: torch.Tensor) -> None:
+    """Other numbers of the same size in the same memory: floats change sign, integers their lowest bit."""
+    integers = bits(tensor)
+    top = 1 << (8 * tensor.element_size() - 1)
+    mask = 1 if not tensor.is_floating_point() else top if integers.dtype is torch.uint8 else -top
+    integers.bitwise_xor_(mask)
+
+
 def fill(tensor: torch.Tensor, poison: Poison) -> None:
     """Fills a tensor with poison."""
     bits(tensor).fill_(poison_bits(tensor.dtype, poison))

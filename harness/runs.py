@@ -14,7 +14,7 @@ from pagedtune.kernels.launch import Access, Executor, LaunchPlan
 from .case import Case, Hazard
 from .compare import check_written
 from .inputs import Inputs, element_of
-from .memory import Carved, Poison
+from .memory import Carved, Poison, flip_signs
 from .verdicts import Check, Fault
 
 
@@ -66,8 +66,9 @@ class Runner:
         launch = self._executor.prepare(self.plan.bind(inputs.tensors))
         label = f"{poison} poison" if sequences is None else f"{poison} poison, sequences {list(sequences)} alone"
         if Hazard.REPLAY in self.case.hazards:
+            self._launch_other(inputs, launch)  # first: what a kernel keeps of its first launch is then wrong
             self._launch_empty(inputs, launch)
-            label += ", after a launch with all lengths 0"
+            label += ", after a launch on other contents and one with all lengths 0"
         launch()
         return self._finished(label, poison, inputs, before, launch)
 
@@ -91,6 +92,19 @@ class Runner:
         for name in ("context_lens", "out", "lse"):
             if name in inputs.slots:
                 inputs.slots[name].restore()
+
+    def _launch_other(self, inputs: Inputs, launch: Callable[[], None]) -> None:
+        """A launch of the same bound plan on other queries, keys, values and tables, at the true lengths."""
+        for name in ("q", "k_cache", "v_cache"):
+            flip_signs(inputs.slots[name].parent)
+        table, num_blocks = inputs.slots["block_table"].view, inputs.slots["k_cache"].view.shape[0]
+        for row, context_len in zip(table, self.case.workload.context_lens, strict=False):
+            entries = row[: -(-context_len // self.case.pool_format.block_size)]
+            known = (entries >= inputs.first_block) & (entries < num_blocks)  # not what a window has left behind
+            entries[known] = entries[known].flip(0)
+        launch()
+        for carved in inputs.slots.values():
+            carved.restore()
 
     def _finished(
         self,

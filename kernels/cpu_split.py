@@ -41,7 +41,7 @@ class CpuSplitConfig(Config):
         prefetch_tokens: how far ahead of the tile the pool is prefetched, in tokens; 0 is not at all.
         split_tokens: fewest keys worth a split of their own.
         num_threads: threads; 0 is every core this process may use.
-        isa: vector path (`auto`, `avx512`, `avx2`, `portable`); one that this CPU lacks fails at launch.
+        isa: vector path (`auto`, `avx512`, `avx2`, `portable`); one that the CPU lacks is rejected, or fails at launch.
     """
 
     num_splits: int = 1
@@ -97,6 +97,8 @@ class CpuSplit(Variant):
             return "the xpacked layout is staged tile by tile: prefetch_tokens must be 0"
         if config.isa not in ISA_CODES:
             return f"isa={config.isa} must be one of {', '.join(ISA_CODES)}"
+        if device.isa in ISA_CODES and ISA_CODES[config.isa] > ISA_CODES[device.isa]:
+            return f"isa={config.isa} is more than this CPU has, which is {device.isa}: use auto"
         return pool_format.reject(problem)
 
     def build(self, problem: Problem, pool_format: PoolFormat, config: Config, device: Device) -> tuple[Artifact, ...]:

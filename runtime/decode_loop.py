@@ -3,63 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from time import perf_counter_ns
-from typing import Protocol
-
-import torch
 
 from .allocator import BlockAllocator
 from .arrays import blocks_for
 from .block_tables import BlockTables
 from .errors import Invariant, InvariantViolation, PagedRuntimeError, RequestTooLarge
-from .kv_cache import KVCache
-from .limits import BatchLimits
 from .metrics import Snapshot
-from .plan import StepOutput, StepPlan
+from .plan import StepOutput
 from .sampling import SamplingParams, sample
 from .scheduler import Scheduler, SchedulerConfig
 from .sequence import Finished, Request
+from .step_model import Forward, StepModel
 from .step_times import StepTimes
+from .validation import token_ids
 
-
-@dataclass(frozen=True, eq=False)
-class Forward:
-    """What a model made of a step.
-
-    Args:
-        logits: [num_sampled, vocab_size], any float dtype: one row for each sequence that samples, in order.
-        model_ns: time in the model, attention and cache kernels apart, in nanoseconds.
-        kernel_ns: time in those kernels.
-    """
-
-    logits: torch.Tensor
-    model_ns: int
-    kernel_ns: int
-
-
-class StepModel(Protocol):
-    """A model on a paged cache, as the loop needs it.
-
-    Attributes:
-        cache: its KV pools.
-        limits: the largest step that it takes.
-        vocab_size: token ids are 0 to vocab_size - 1.
-    """
-
-    cache: KVCache
-    limits: BatchLimits
-    vocab_size: int
-
-    def forward(self, plan: StepPlan) -> Forward:
-        """Runs a step: stores K and V of its tokens, attends, and returns the logits of those that are sampled."""
-        ...
+__all__ = ["DecodeLoop", "Forward", "StepModel"]
 
 
 class DecodeLoop:
     """Continuous batching over a model, one step at a time.
 
-    Requests may be added and cancelled between any two steps. Not for use from several threads at once.
+    Requests may be added and cancelled between any two steps. Not for use from several threads at once. The model's
+    cache belongs to this loop until `close`, or until nothing refers to the loop any more.
 
     Args:
         model: what runs the steps.
@@ -68,6 +34,9 @@ class DecodeLoop:
 
     Attributes:
         times: where the time of all steps went; replace it to measure a stretch of its own.
+
+    Raises:
+        CacheInUse: another loop has the model's cache.
     """
 
     def __init__(self, model: StepModel, watermark_blocks: int = 0, debug: bool = False) -> None:
@@ -79,6 +48,7 @@ class DecodeLoop:
         config = SchedulerConfig(limits.token_budget, watermark_blocks, model.vocab_size, debug)
         self.scheduler = Scheduler(self.allocator, self.tables, config)
         self.times = StepTimes()
+        cache.claim(self)
 
     @property
     def has_work(self) -> bool:
@@ -91,7 +61,9 @@ class DecodeLoop:
         Raises:
             RequestTooLarge: it is longer than the model allows, or could not finish even with the pool to itself.
             InvalidRequest: its id is in use, or a token of its prompt or stop tokens is outside the vocabulary.
+            CacheInUse: this loop is closed.
         """
+        self.model.cache.require_claim(self)
         longest = self.model.limits.max_context_len
         if request.max_total_tokens > longest:
             raise RequestTooLarge(
@@ -125,6 +97,15 @@ class DecodeLoop:
             UnknownRequest: there is none of this id.
         """
         return self.scheduler.cancel(request_id)
+
+    def close(self) -> None:
+        """Cancels what is live and gives the cache up, for another loop over the same model; final.
+
+        Call it between steps. Other resources go with the loop.
+        """
+        for request_id in list(self.scheduler.roster.live):
+            self.cancel(request_id)
+        self.model.cache.release(self)
 
     def step(self) -> StepOutput | None:
         """Runs one step. None if there is nothing to run.
@@ -193,8 +174,9 @@ class DecodeLoop:
         each = [sampling or SamplingParams()] * len(prompts) if not isinstance(sampling, Sequence) else list(sampling)
         if len(each) != len(prompts):
             raise ValueError(f"{len(each)} sampling parameters for {len(prompts)} prompts: give one, or one each")
+        stops = token_ids("generate", "stop_token_ids", stop_token_ids)
         requests = [
-            Request(f"generate-{i}", tuple(prompt), max_new_tokens, params, tuple(stop_token_ids))
+            Request(f"generate-{i}", token_ids("generate", f"prompt {i}", prompt), max_new_tokens, params, stops)
             for i, (prompt, params) in enumerate(zip(prompts, each, strict=True))
         ]
         return self.run(requests)

@@ -38,6 +38,10 @@ class StepError(PagedRuntimeError):
     """Steps begun or ended in an order that the fences cannot follow."""
 
 
+class CacheInUse(PagedRuntimeError):
+    """A cache or a model was to serve two owners, who would overwrite each other's blocks. Nothing was changed."""
+
+
 class InvalidRequest(PagedRuntimeError, ValueError):
     """A request that can never run: refused when it is added."""
 

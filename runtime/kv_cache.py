@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
+
 import torch
 
 from ..kernels.memory import huge_empty
 from ..kernels.pool_format import PoolFormat
 from ..kernels.problem import Problem, require_positive
-from .errors import Invariant, InvariantViolation
+from .errors import CacheInUse, Invariant, InvariantViolation
 
 POISON = 0xFF  # every byte of a guard block: NaN in fp32, bf16, fp16 and fp8_e4m3, -1 in int8
 
@@ -52,6 +54,7 @@ class KVCache:
         self.num_layers, self.num_blocks, self.debug = num_layers, num_blocks, debug
         self.device = torch.device(device)
         self._guards = 1 if debug else 0
+        self._owner: weakref.ref[object] | None = None
         physical_blocks = num_blocks + 2 * self._guards
         self._k = self._allocate(pool_format.k_shape(physical_blocks, problem))
         self._v = self._allocate(pool_format.v_shape(physical_blocks, problem))
@@ -110,6 +113,30 @@ class KVCache:
     def num_tokens(self) -> int:
         """Tokens that the pool can hold."""
         return self.num_blocks * self.block_size
+
+    def claim(self, owner: object) -> None:
+        """Makes `owner` the only one to hand out this pool's blocks, until `release` or until it is garbage.
+
+        Raises:
+            CacheInUse: somebody else is.
+        """
+        current = None if self._owner is None else self._owner()
+        if current is not None and current is not owner:
+            raise CacheInUse(
+                f"this cache is in use by a {type(current).__name__}, and two would overwrite each other's blocks: "
+                "use that one, close() it first, or build another cache"
+            )
+        self._owner = weakref.ref(owner)
+
+    def release(self, owner: object) -> None:
+        """Ends the claim of `owner`; no effect if it has none."""
+        if self._owner is not None and self._owner() is owner:
+            self._owner = None
+
+    def require_claim(self, owner: object) -> None:
+        """Raises CacheInUse unless `owner` has claimed this cache and not released it."""
+        if self._owner is None or self._owner() is not owner:
+            raise CacheInUse(f"this {type(owner).__name__} is closed and no longer has the cache: build a new one")
 
     def check(self) -> None:
         """Compares the guard blocks with what was written there; nothing to compare unless in debug mode.

@@ -68,8 +68,9 @@ class Roster:
         )
 
     def enter(self) -> int:
-        """Gives the first waiting sequence a row, and returns the row."""
-        row = self.rows.admit(self.waiting.popleft())
+        """Gives the first waiting sequence a row, and returns the row. If that fails, it still waits."""
+        row = self.rows.admit(self.waiting[0])
+        self.waiting.popleft()
         self.running = np.append(self.running, row)
         return row
 

@@ -49,21 +49,22 @@ class RunningRows:
         return not bool(self.ticket.all())
 
     def admit(self, sequence: Sequence) -> int:
-        """Puts a sequence into the lowest free row and returns the row."""
+        """Puts a sequence into the lowest free row and returns the row. If that fails, the row is still free."""
         row = int(np.argmin(self.ticket != NO_TICKET))
         request, params = sequence.request, sequence.request.sampling
-        self._last_ticket += 1
-        self.ticket[row] = self._last_ticket
-        self.num_tokens[row] = sequence.tokens.size
-        self.num_pending[row] = self.num_scheduled[row] = 0
         self.tokens[row, : sequence.tokens.size] = sequence.tokens
-        self.request_ids[row] = request.request_id
         self._prompt_len[row], self._max_total[row] = len(request.prompt), request.max_total_tokens
         self._temperature[row], self._top_k[row], self._top_p[row] = params.temperature, params.top_k, params.top_p
         self._seed[row] = sequence.seed
         self._stop[row] = NO_STOP
         self._stop[row, : len(request.stop_token_ids)] = request.stop_token_ids
+        # From here on nothing converts a value that might not fit. The ticket, which takes the row, comes last.
+        self.request_ids[row] = request.request_id
+        self.num_tokens[row] = sequence.tokens.size
+        self.num_pending[row] = self.num_scheduled[row] = 0
         sequence.row = row
+        self._last_ticket += 1
+        self.ticket[row] = self._last_ticket
         return row
 
     def vacate(self, sequence: Sequence) -> None:

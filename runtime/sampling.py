@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +10,7 @@ import torch
 
 from .arrays import IntArray, to_device
 from .errors import InvalidRequest
+from .validation import real_number, whole_number
 
 # The largest logits that top-p looks at first; a full sort of a vocabulary costs tens of times as much, and few
 # distributions spread their top-p mass over more tokens than this.
@@ -23,12 +23,12 @@ class SamplingParams:
 
     Args:
         temperature: divides the logits; 0 takes the most probable token (the lowest id of equals).
-        top_k: keeps the k most probable tokens and those equal to the k-th; 0 keeps all.
+        top_k: keeps the k most probable tokens and those equal to the k-th; 0 keeps all, 2^63 - 1 is the most.
         top_p: keeps the smallest set of most probable tokens that holds this mass, and those equal to its last.
         seed: 0 to 2^63 - 1; the same seed, logits and position give the same token in any batch. None draws one.
 
     Raises:
-        InvalidRequest: a value outside its range.
+        InvalidRequest: a value outside its range, or not a number of its kind.
     """
 
     temperature: float = 0.0
@@ -37,14 +37,16 @@ class SamplingParams:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            raise InvalidRequest(f"temperature={self.temperature} must be a finite number of at least 0 (0 is greedy)")
-        if self.top_k < 0:
-            raise InvalidRequest(f"top_k={self.top_k} must be at least 0 (0 keeps all tokens)")
-        if not 0 < self.top_p <= 1:
-            raise InvalidRequest(f"top_p={self.top_p} must be above 0 and at most 1 (1 keeps all tokens)")
-        if self.seed is not None and not 0 <= self.seed < 2**63:
-            raise InvalidRequest(f"seed={self.seed} must be 0 to 2^63 - 1, or None to draw one")
+        temperature = real_number("temperature", self.temperature, "0 is greedy")
+        if temperature < 0:
+            raise InvalidRequest(f"temperature={temperature} must be a finite number of at least 0 (0 is greedy)")
+        top_p = real_number("top_p", self.top_p, "above 0 and at most 1; 1 keeps all tokens")
+        if not 0 < top_p <= 1:
+            raise InvalidRequest(f"top_p={top_p} must be above 0 and at most 1 (1 keeps all tokens)")
+        top_k = whole_number("top_k", self.top_k, 0, "0 keeps all tokens")
+        seed = None if self.seed is None else whole_number("seed", self.seed, 0, "None draws one")
+        for name, value in (("temperature", temperature), ("top_k", top_k), ("top_p", top_p), ("seed", seed)):
+            object.__setattr__(self, name, value)
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +89,8 @@ def sample(logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
         batch: parameters of the rows.
 
     Returns:
-        int64 [num_rows], on the logits' device.
+        int64 [num_rows], on the logits' device. vocab_size, which is no token and which `commit` refuses, for a row
+        with NaN or without any token: to raise here would make the host wait for the device.
 
     Raises:
         ValueError: the batch has another number of rows.
@@ -99,13 +102,20 @@ def sample(logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
         )
     random_rows = np.flatnonzero(batch.temperature > 0)
     if random_rows.size == 0:
-        return logits.argmax(dim=-1)
+        return _sample_greedy(logits)
     if random_rows.size == logits.shape[0]:
         return _sample_random(logits, batch, random_rows)
-    tokens = logits.argmax(dim=-1)
+    tokens = _sample_greedy(logits)
     index = to_device(random_rows, logits.device)
     tokens[index] = _sample_random(logits[index], batch, random_rows)
     return tokens
+
+
+def _sample_greedy(logits: torch.Tensor) -> torch.Tensor:
+    """The largest of each row, [n]; vocab_size where that is NaN, as it is if any of the row is, or -inf."""
+    tokens = logits.argmax(dim=-1)
+    chosen = logits.gather(1, tokens.unsqueeze(1)).squeeze(1)
+    return tokens.masked_fill(~(chosen > -torch.inf), logits.shape[1])
 
 
 def uniform(seed: IntArray, position: IntArray) -> npt.NDArray[np.float64]:

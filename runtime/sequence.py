@@ -11,6 +11,7 @@ import numpy as np
 from .arrays import IntArray
 from .errors import InvalidRequest
 from .sampling import SamplingParams
+from .validation import token_ids, whole_number
 
 MAX_STOP_TOKENS = 8  # columns of the stop table: it is compared with every sampled token at once
 
@@ -29,13 +30,14 @@ class Request:
 
     Args:
         request_id: the caller's name for it, unique among live requests.
-        prompt: token ids, at least one.
+        prompt: token ids, at least one: a sequence, or a one-dimensional array or tensor of integers.
         max_new_tokens: most tokens to generate, at least 1.
         sampling: how to choose them.
         stop_token_ids: tokens that end the output, at most 8.
 
     Raises:
-        InvalidRequest: empty prompt, a count below 1, a negative token or too many stop tokens.
+        InvalidRequest: empty prompt, a count below 1, a negative token, too many stop tokens, or a value of another
+            type.
     """
 
     request_id: str
@@ -46,15 +48,18 @@ class Request:
 
     def __post_init__(self) -> None:
         who = f"request {self.request_id!r}"
+        if not isinstance(self.request_id, str):
+            raise InvalidRequest(f"{who} has an id of type {type(self.request_id).__name__}: expected a str")
+        if not isinstance(self.sampling, SamplingParams):
+            raise InvalidRequest(f"{who} has sampling={self.sampling!r}: expected SamplingParams")
+        for name in ("prompt", "stop_token_ids"):
+            object.__setattr__(self, name, token_ids(who, name, getattr(self, name)))
+        most = whole_number(f"{who} has max_new_tokens", self.max_new_tokens, 1, "most tokens to generate")
+        object.__setattr__(self, "max_new_tokens", most)
         if not self.prompt:
             raise InvalidRequest(f"{who} has an empty prompt: give at least one token, such as the model's BOS")
-        if self.max_new_tokens < 1:
-            raise InvalidRequest(f"{who} has max_new_tokens={self.max_new_tokens}: at least 1")
         if len(self.stop_token_ids) > MAX_STOP_TOKENS:
             raise InvalidRequest(f"{who} has {len(self.stop_token_ids)} stop tokens: at most {MAX_STOP_TOKENS}")
-        for name, tokens in (("prompt", self.prompt), ("stop_token_ids", self.stop_token_ids)):
-            if tokens and min(tokens) < 0:
-                raise InvalidRequest(f"{who} has token {min(tokens)} in {name}: token ids are not negative")
 
     @property
     def max_total_tokens(self) -> int:

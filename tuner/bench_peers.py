@@ -117,7 +117,7 @@ def main() -> int:
     parser.add_argument("--venv", type=Path, default=TREE / "build" / "peers" / "venv", help="environment of the peer")
     parser.add_argument("--results", type=Path, default=TREE / "results", help="results folder (default: results)")
     arguments = parser.parse_args()
-    console = Console(width=max(MIN_WIDTH, Console().width))
+    console = Console(emoji=False, width=max(MIN_WIDTH, Console().width))
     folder: Path = arguments.results / "cpu"
     try:
         folder.mkdir(parents=True, exist_ok=True)

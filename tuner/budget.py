@@ -10,6 +10,7 @@ GATE_SHARE = 0.5  # of a cell's time: proving takes longer than timing
 SCREEN_SHARE = 0.2
 MIN_SAMPLING_S = 0.3  # below this a job is all overhead
 RESERVE_S = 2.0  # for selection and the table at the end
+GRACE_S = 10.0  # a job that is running when the budget ends may take this much longer
 
 Clock = Callable[[], float]
 
@@ -21,11 +22,21 @@ class Slice:
     start_s: float
     end_s: float
     clock: Clock
+    budget_end_s: float  # when the budget of all cells ends
 
     @property
     def left_s(self) -> float:
         """Seconds until the slice ends, never negative."""
         return max(0.0, self.end_s - self.clock())
+
+    @property
+    def in_budget(self) -> bool:
+        """Whether the budget of all cells lasts."""
+        return self.clock() < self.budget_end_s
+
+    def job_limit_s(self, limit_s: float) -> float:
+        """The time limit of a job that starts now and may take `limit_s` where the budget allows it."""
+        return min(limit_s, max(0.0, self.budget_end_s - self.clock()) + GRACE_S)
 
     @property
     def may_prove(self) -> bool:
@@ -75,4 +86,4 @@ class Budget:
     def slice_of(self, cells_left: int) -> Slice:
         """An equal share of what is left for the next of `cells_left` cells: what one leaves over, the rest inherit."""
         now = self.clock()
-        return Slice(now, now + self.left_s / max(1, cells_left), self.clock)
+        return Slice(now, now + self.left_s / max(1, cells_left), self.clock, now + self.left_s)

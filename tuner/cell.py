@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from pagedtune.harness.worker import WorkerError
+from pagedtune.harness.worker import WorkerError, WorkerTimeout
 from pagedtune.kernels.record import Record, Status, Timing
 from pagedtune.kernels.serial import from_jsonable, to_jsonable
 
@@ -51,7 +51,7 @@ class CellRun:
                 open_.append(candidate)
             elif known.status is Status.PASSED:
                 passed.append(candidate)
-        while open_ and (self._time.may_prove or not passed):
+        while open_ and (self._time.may_prove or (not passed and self._time.in_budget)):
             batch, open_ = open_[: self._bench.pool.size], open_[self._bench.pool.size :]
             passed += [candidate for candidate, ok in self._prove_batch(batch) if ok]
         self._record_not_run(open_)
@@ -67,7 +67,12 @@ class CellRun:
                 self._keep(candidate, "gate", failure)
                 yield candidate, False
         bench = self._bench
-        for candidate, answer in bench.pool.map(bench.jobs.check, runnable, self._check_payload, bench.limit_s):
+        limit_s = self._time.job_limit_s(bench.limit_s)
+        for candidate, answer in bench.pool.map(bench.jobs.check, runnable, self._check_payload, limit_s):
+            if isinstance(answer, WorkerTimeout) and limit_s < bench.limit_s:  # the budget's limit, not its own
+                self._record_not_run([candidate])
+                yield candidate, False
+                continue
             outcome = failure_of(answer) if isinstance(answer, WorkerError) else verdict_of(answer)
             self._keep(candidate, "gate", outcome)
             bench.progress.candidate(candidate.key, "proven" if outcome is None else outcome[0].value)
@@ -131,6 +136,8 @@ class CellRun:
             return
         bench, group = self._bench, uuid.uuid4().hex[:12]
         timed = list(self._time_all(finalists, "final", self._time.left_s))
+        if not timed:
+            return
         records = [bench.facts.record(self._cell, c, self._built[c.key], "final", outcome) for c, outcome in timed]
         for record in bench.store.append_group(records, group):
             bench.history.add(record)
@@ -163,7 +170,7 @@ class CellRun:
     def _time_all(
         self, candidates: Sequence[Candidate], stage: str, wall_s: float
     ) -> Iterator[tuple[Candidate, Timing | Failure]]:
-        """Times all in one job; if that job dies, each alone, so that only the guilty one fails."""
+        """Times all in one job; if it dies, each alone, so that only the guilty one fails. None if the budget ends."""
         bench, clock = self._bench, self._time.clock
         sampling_s = bench.pace.sampling_s(stage, wall_s)
         payload = {
@@ -177,10 +184,14 @@ class CellRun:
             "seed": bench.seed,
         }
         bench.wait_for_device()
-        start_s = clock()
+        start_s, full_s = clock(), 2 * sampling_s + OVERRUN_S
+        limit_s = self._time.job_limit_s(full_s)
         try:
-            answers = bench.pool.call(bench.jobs.time, payload, 2 * sampling_s + OVERRUN_S)
+            answers = bench.pool.call(bench.jobs.time, payload, limit_s)
         except WorkerError as error:
+            if isinstance(error, WorkerTimeout) and limit_s < full_s:  # it proves nothing against the candidates
+                bench.progress.note(f"the budget ended while {len(candidates)} candidates of a cell were timed")
+                return
             if len(candidates) == 1:
                 yield candidates[0], failure_of(error)
                 return

@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 def console_for(stderr: bool = False) -> Console:
     """A console as wide as the terminal, or as `WIDTH` where there is none."""
-    console = Console(stderr=stderr, highlight=False)
+    console = Console(stderr=stderr, highlight=False, emoji=False)
     if not console.is_terminal:
         console.width = WIDTH
     return console

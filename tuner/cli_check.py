@@ -233,8 +233,10 @@ def _show(request: Request, listings: Sequence[Listing], done: Sequence[Outcome]
         f"{listing.ref}: {UNLOADED if listing.broken else NO_CASE}" for listing in listings if not listing.planned
     ]
     reasons += [f"{c.variant} {c.op}: {why}" for c in coverages if (why := shortfall(c, request.allow_missing))]
-    ran = sum(coverage.total.ran for coverage in coverages)
-    text = f"{ran} cases of {len(listings)} variants ran on {request.device.name} in {seconds:.1f} s"
+    ran = sum(c.total.ran for c in coverages)
+    variants = "variant" if len(listings) == 1 else "variants"
+    limits = f", {rejected} rejected by the {variants}" if (rejected := sum(c.total.rejected for c in coverages)) else ""
+    text = f"{ran} cases ran{limits} ({len(listings)} {variants} on {request.device.name}, {seconds:.1f} s)"
     console.print()
     for reason in reasons:
         console.print(reason, style="red", soft_wrap=True, markup=False)

@@ -57,5 +57,12 @@ def latest_device(records: tuple[Record, ...]) -> str:
 
 
 def split_names(text: str | None) -> tuple[str, ...]:
-    """Comma-separated names."""
-    return tuple(part for part in (text or "").replace(" ", "").split(",") if part)
+    """Comma-separated names; none where the option is absent.
+
+    Raises:
+        UsageError: the option is there and holds no name.
+    """
+    names = tuple(part for part in (text or "").replace(" ", "").split(",") if part)
+    if text is not None and not names:
+        raise UsageError("--model '' names no model: give names from configs/models, comma separated, or leave it out")
+    return names

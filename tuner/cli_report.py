@@ -11,6 +11,7 @@ import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from .cli_bench import bench_command
 from .cli_options import DEFAULT_RESULTS, DeviceOption, ResultsOption, latest_device, results_of
@@ -20,6 +21,7 @@ from .report import make_report, write_report
 from .tables import console_for
 
 MAX_ROWS = 30
+CONFIRMED = (Outcome.SLOWER, Outcome.FASTER)  # shown without --all
 EXIT_SLOWER = 1
 STYLES = {Outcome.SLOWER: "red", Outcome.FASTER: "green", Outcome.UNCLEAR: "yellow", Outcome.SAME: ""}
 
@@ -55,7 +57,9 @@ def compare_command(
     threshold: Annotated[
         float, typer.Option("--threshold", metavar="SHARE", help="Smallest difference that counts, e.g. 0.02.")
     ] = DEFAULT_THRESHOLD,
-    everything: Annotated[bool, typer.Option("--all", help="Show every pair, the unchanged ones too.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Show every pair, the unchanged and the unclear ones too.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The comparison as JSON.")] = False,
 ) -> None:
     """Set two result sets side by side, e.g. from before and after a compiler update.
@@ -75,7 +79,7 @@ def compare_command(
 
 
 def _show(console: Console, result: Comparison, everything: bool) -> None:
-    changes = [c for c in result.changes if everything or c.outcome is not Outcome.SAME]
+    changes = [c for c in result.changes if everything or c.outcome in CONFIRMED]
     shown = changes if everything else changes[:MAX_ROWS]
     if shown:
         console.print(_table(shown))
@@ -93,7 +97,9 @@ def _show(console: Console, result: Comparison, everything: bool) -> None:
     _show_environment(console, result)
     counts = ", ".join(f"{result.count(o)} {o.value}" for o in Outcome)
     mean = f"; times changed by {result.mean_ratio - 1:+.1%} (geometric mean)" if result.mean_ratio else ""
-    console.print(f"{len(result.changes)} pairs: {counts}{mean}", markup=False)
+    hidden = len(result.changes) - len(changes)
+    more = f"; --all shows the {hidden} unchanged and unclear ones" if hidden else ""
+    console.print(f"{len(result.changes)} pairs: {counts}{mean}{more}", markup=False, soft_wrap=True)
 
 
 def _table(changes: list[Change]) -> Table:
@@ -108,7 +114,7 @@ def _table(changes: list[Change]) -> Table:
         low, high = ratio_bounds(change.before, change.after)
         view.add_row(
             change.cell.removeprefix("attention|").replace("|", " "),
-            change.candidate,
+            Text(change.candidate),  # its brackets are no markup
             f"{change.before.median_us:,.1f}",
             f"{change.after.median_us:,.1f}",
             f"{change.ratio:.3f}",

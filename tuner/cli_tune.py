@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from pagedtune.harness.environment import environment
-from pagedtune.harness.external import absolute_ref
+from pagedtune.harness.external import absolute_ref, require_known
 from pagedtune.kernels.catalogue import variants_for
 from pagedtune.kernels.device import Device
 from pagedtune.kernels.record import Status
@@ -33,6 +33,7 @@ from .run import TuneResult, tune
 from .select import select
 from .setup import TuneOptions
 from .space import cells_of
+from .store import require_usable
 from .tables import console_for, disturbances, format_choices, show_formats, show_winners
 
 DEFAULT_BUDGET_S = 180.0
@@ -78,7 +79,9 @@ def tune_command(
         raise UsageError(f"--budget {budget:g} must be at least {MIN_BUDGET_S:g} seconds")
     files = Configs(configs)
     plan, cells = files.sweep(sweep), cells_of(files, files.sweep(sweep), split_names(model))
-    found = find_device(device, files)
+    for ref in variant or ():
+        _require_variant(ref)
+    found = find_device(device, files, lambda here: require_usable(results / here.name, fresh))
     console = console_for()
     if found.note:
         console.print(f"note: {found.note}", markup=False)
@@ -97,6 +100,15 @@ def tune_command(
     with make_progress(console) as progress:
         result = tune(options, progress)
     _show(console, options, result)
+
+
+def _require_variant(ref: str) -> None:
+    if not ref.strip():
+        raise UsageError("--variant '' names no variant: `pagedtune variants` lists them; or give file.py:ClassName")
+    try:
+        require_known(ref)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
 
 
 def _variants(refs: list[str] | None, device: Device) -> tuple[str, ...]:

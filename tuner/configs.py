@@ -20,6 +20,8 @@ from .errors import UsageError, unknown_name
 from .yaml_files import StrictModel, read_yaml
 
 Positive = Annotated[int, Field(ge=1)]
+MAX_BLOCK_SIZE = 256  # tokens; serving engines use 8 to 256, and slots wasted in last blocks grow with it
+BlockSize = Annotated[int, Field(ge=1, le=MAX_BLOCK_SIZE)]
 WORKLOADS = ("uniform", "ragged", "one_long")
 M = TypeVar("M", bound=StrictModel)
 
@@ -130,7 +132,9 @@ class SweepFile(StrictModel):
     description: str = Field(description="one line on what it is for")
     models: Annotated[tuple[str, ...], Field(min_length=1)] = Field(description="names in configs/models")
     dtypes: Annotated[tuple[DType, ...], Field(min_length=1)] = Field(description="query dtypes")
-    block_sizes: Annotated[tuple[Positive, ...], Field(min_length=1)] = Field(description="tokens per KV block")
+    block_sizes: Annotated[tuple[BlockSize, ...], Field(min_length=1)] = Field(
+        description=f"tokens per KV block, 1 to {MAX_BLOCK_SIZE}"
+    )
     layouts: Annotated[tuple[Layout, ...], Field(min_length=1)] = Field(description="nhd, hnd or xpacked")
     buckets: Annotated[tuple[BucketEntry, ...], Field(min_length=1)] = Field(description="batch shapes with weights")
     workloads: Annotated[tuple[str, ...], Field(min_length=1)] = Field(description="distributions of lengths")

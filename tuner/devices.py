@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from pagedtune.harness.nvidia import probe_nvidia
-from pagedtune.harness.probe import probe_cpu
+from pagedtune.harness.probe import cpu_facts, probe_cpu
 from pagedtune.kernels.build_native import find_compiler
 from pagedtune.kernels.catalogue import variants_for
 from pagedtune.kernels.device import Device, DeviceKind
@@ -15,6 +16,7 @@ from .configs import Configs
 from .errors import UsageError, unknown_name
 
 EXACT_FACTS = ("capability", "num_units", "registers_per_unit", "shared_bytes_per_block", "shared_bytes_per_unit")
+Check = Callable[[Device], None]
 MEMORY_TOLERANCE = 0.10  # drivers report less than the data sheet: ECC and reserved memory take a part
 
 
@@ -26,8 +28,12 @@ class Found:
     note: str = ""
 
 
-def find_device(name: str | None, configs: Configs) -> Found:
+def find_device(name: str | None, configs: Configs, before_measuring: Check = lambda device: None) -> Found:
     """The device called `name`, or without a name the NVIDIA GPU of this machine, else its CPU.
+
+    Args:
+        name, configs: which, and where known devices are described.
+        before_measuring: told the device before its bandwidth is measured, which takes seconds; may raise.
 
     Raises:
         UsageError: an unknown name, a device that is not here, or facts that contradict the config file.
@@ -36,17 +42,19 @@ def find_device(name: str | None, configs: Configs) -> Found:
     if name is not None and name not in known:
         raise unknown_name("GPU", name, known, " (files in configs/gpus; `pagedtune devices` shows them)")
     if name == "cpu":
-        return Found(_cpu())
+        return Found(_cpu(before_measuring))
     gpu = probe_nvidia()
     if name is None:
-        return Found(_cpu()) if gpu is None else _default_gpu(gpu, configs)
+        return Found(_cpu(before_measuring)) if gpu is None else _default_gpu(gpu, configs, before_measuring)
     if gpu is None or gpu.name != name:
         raise _absent(name, gpu)
     check_facts(configs.gpu(name).device(name), gpu)
+    before_measuring(gpu)
     return Found(gpu)
 
 
-def _cpu() -> Device:
+def _cpu(before_measuring: Check) -> Device:
+    before_measuring(cpu_facts())
     try:
         find_compiler()
         return probe_cpu()
@@ -54,13 +62,15 @@ def _cpu() -> Device:
         raise UsageError(str(error)) from error
 
 
-def _default_gpu(gpu: Device, configs: Configs) -> Found:
+def _default_gpu(gpu: Device, configs: Configs, before_measuring: Check) -> Found:
     if not variants_for(DeviceKind.CUDA):
         return Found(
-            _cpu(), f"found {gpu.product}, but this release has no GPU kernels yet: working on the CPU of this machine"
+            _cpu(before_measuring),
+            f"found {gpu.product}, but this release has no GPU kernels yet: working on the CPU of this machine",
         )
     if gpu.name in configs.names("gpus"):
         check_facts(configs.gpu(gpu.name).device(gpu.name), gpu)
+    before_measuring(gpu)
     return Found(gpu)
 
 

@@ -100,7 +100,7 @@ class LiveProgress(_Base):
     def __init__(self, console: Console) -> None:
         super().__init__(console)
         self._bar = Bar(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
             TextColumn("{task.fields[left]}"),
             TextColumn("{task.fields[now]}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")),

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from pagedtune.harness.external import is_foreign
 from pagedtune.harness.worker import JobRaised, WorkerError
 from pagedtune.kernels.device import Device
 from pagedtune.kernels.record import Status
@@ -60,12 +61,16 @@ def list_spaces(pool: WorkerPool, options: TuneOptions) -> list[Space]:
     Raises:
         UsageError: a variant does not load or list its configs, is for other devices, or none accepts any cell.
     """
-    variants = [_identify(pool, ref, options) for ref in options.variants]
-    listings: dict[tuple[str, str], list[tuple[VariantRef, Any]]] = {}
-    for cell in options.cells:
-        key = cell.problem.key, cell.pool_format.key
-        if key not in listings:
-            listings[key] = [(v, _list_space(pool, v, cell, options)) for v in variants]
+    wanted = {(cell.problem.key, cell.pool_format.key): cell for cell in options.cells}
+    listings: dict[tuple[str, str], list[tuple[VariantRef, Any]]] = {key: [] for key in wanted}
+    names: dict[str, str] = {}
+    for ref in options.variants:  # one after the other: a worker is renewed between variants of different authors
+        variant = _identify(pool, ref, options)
+        if variant.name in names:
+            raise UsageError(f"{names[variant.name]} and {ref} are both called {variant.name!r}: rename one of them")
+        names[variant.name] = ref
+        for key, cell in wanted.items():
+            listings[key].append((variant, _list_space(pool, variant, cell, options)))
     spaces = [space_of(cell, listings[cell.problem.key, cell.pool_format.key]) for cell in options.cells]
     if not any(space.accepted for space in spaces):
         reasons = sorted({reason for space in spaces for _, reason in space.rejected})
@@ -78,6 +83,11 @@ def list_spaces(pool: WorkerPool, options: TuneOptions) -> list[Space]:
 
 def _identify(pool: WorkerPool, ref: str, options: TuneOptions) -> VariantRef:
     found = _ask(pool, ref, options.jobs.identify, {"variant": ref})
+    if is_foreign(ref) and not is_foreign(found["name"]):
+        raise UsageError(
+            f"{ref} is called {found['name']!r}, as a variant of the catalogue: its records would mix with that one's; "
+            "set its class attribute `name` to another"
+        )
     if (found["device_kind"], found["op"]) != (options.device.kind.value, Op.ATTENTION.value):
         raise UsageError(
             f"variant {found['name']} computes {found['op']} on {found['device_kind']}; this tune is about "
@@ -133,7 +143,12 @@ def build_all(pool: WorkerPool, progress: Progress, options: TuneOptions, spaces
         return {"variant": candidate.variant.ref, "config": dict(candidate.config), **_where(cell, options)}
 
     # Neighbours in a space often share a binary: shuffled, two workers seldom compile the same one at once.
-    order = sorted(wanted, key=lambda key: hashlib.sha256("|".join(key).encode()).digest())
+    # Variants from outside the catalogue come one after the other: each needs workers of its own.
+    def rank(key: BuildKey) -> tuple[str, bytes]:
+        ref = wanted[key][1].variant.ref
+        return ref if is_foreign(ref) else "", hashlib.sha256("|".join(key).encode()).digest()
+
+    order = sorted(wanted, key=rank)
     built: dict[BuildKey, Built] = {}
     for key, answer in pool.map(options.jobs.build, order, payload_of, BUILD_LIMIT_S):
         progress.step(f"{wanted[key][1].variant.name} for {key[1]} in {key[2]}")

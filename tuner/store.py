@@ -179,6 +179,16 @@ def open_store(folder: Path, fresh: bool = False) -> Iterator[Store]:
         lock.release()
 
 
+def require_usable(folder: Path, fresh: bool = False) -> None:
+    """Raises the UsageError that `open_store` would raise; changes no record."""
+    lock = _lock(folder)
+    try:
+        if not fresh:
+            read_records(folder)
+    finally:
+        lock.release()
+
+
 def _lock(folder: Path) -> FileLock:
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -23,8 +23,10 @@ MIN_WIDTH = 120  # of a table that is not on a terminal
 
 def console_for(stderr: bool = False) -> Console:
     """A console as wide as the terminal, and wide enough for the tables elsewhere."""
-    console = Console(stderr=stderr, highlight=False)
-    return console if console.is_terminal else Console(stderr=stderr, highlight=False, width=MIN_WIDTH)
+    console = Console(stderr=stderr, highlight=False, emoji=False)  # a path may hold `:name:`
+    if not console.is_terminal:
+        console.width = MIN_WIDTH
+    return console
 
 
 def show_winners(console: Console, table: DispatchTable, records: Sequence[Record]) -> None:

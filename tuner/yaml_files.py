@@ -12,6 +12,23 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from .errors import UsageError
 
 M = TypeVar("M", bound="StrictModel")
+MAX_SHOWN = 60  # characters of a wrong value
+RULES = {  # what a kind of pydantic error means for a person; filled in from the error's context
+    "greater_than_equal": "must be at least {ge}",
+    "greater_than": "must be above {gt}",
+    "less_than_equal": "must be at most {le}",
+    "less_than": "must be below {lt}",
+    "too_short": "needs at least {min_length} entry",
+    "int_type": "must be an integer",
+    "float_type": "must be a number",
+    "finite_number": "must be a finite number",
+    "bool_type": "must be true or false",
+    "string_type": "must be text",
+    "tuple_type": "must be a list such as [a, b]",
+    "model_type": "must hold `key: value` lines",
+    "enum": "must be {expected}",
+    "literal_error": "must be {expected}",
+}
 
 
 class StrictModel(BaseModel):
@@ -88,7 +105,9 @@ def _to_json(data: Any) -> str:
 
 
 def _describe(error: ValidationError, root: yaml.Node, model: type[BaseModel], shown: str) -> str:
-    first = error.errors()[0]
+    errors = error.errors()
+    # A misspelled key is also missing: naming the wrong one says more.
+    first = next((e for e in errors if e["type"] == "extra_forbidden"), errors[0])
     path = tuple(first["loc"])
     where = f"{shown}:{_line_of(root, path)}"
     name = ".".join(str(p) for p in path)
@@ -99,9 +118,27 @@ def _describe(error: ValidationError, root: yaml.Node, model: type[BaseModel], s
         return f"{where}: unknown key {str(path[-1])!r}{guess}; allowed keys: {', '.join(allowed)}"
     if first["type"] == "missing":
         return f"{where}: key {name!r} is missing: {_purpose(_model_at(model, path[:-1]), path[-1])}"
+    label = f"{name}: " if name else ""
+    rule = RULES.get(first["type"])
+    if rule is not None:
+        meaning = _description_of(model, path)
+        return f"{where}: {label}{_short(first['input'])} {rule.format(**first.get('ctx', {}))}{meaning}"
     message = first["msg"].removeprefix("Value error, ")
-    found = "" if first["type"] == "value_error" else f", found {first['input']!r}"
-    return f"{where}: {name + ': ' if name else ''}{message[:1].lower() + message[1:]}{found}"
+    found = "" if first["type"] == "value_error" else f", found {_short(first['input'])}"
+    return f"{where}: {label}{message[:1].lower() + message[1:]}{found}"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..."
+
+
+def _description_of(model: type[BaseModel], path: tuple[int | str, ...]) -> str:
+    """What the key at (or around) `path` is for, in brackets; nothing where that is not stated."""
+    while path and isinstance(path[-1], int):
+        path = path[:-1]
+    field = _model_at(model, path[:-1]).model_fields.get(str(path[-1])) if path else None
+    return f" ({field.description})" if field is not None and field.description else ""
 
 
 def _purpose(model: type[BaseModel], name: int | str) -> str:

@@ -6,6 +6,7 @@ tells the sequences apart, and that runs on the pool. No cache object and no mas
 
 from __future__ import annotations
 
+import weakref
 from time import perf_counter_ns
 from types import TracebackType
 from typing import Any
@@ -15,14 +16,14 @@ import torch
 from ...kernels.pool_format import PoolFormat
 from ...kernels.problem import Problem
 from ..attention import PagedAttention, Workspaces
-from ..decode_loop import Forward
 from ..dispatch import Dispatch
-from ..errors import PagedRuntimeError
+from ..errors import CacheInUse, PagedRuntimeError
 from ..kv_cache import KVCache
 from ..launch_group import LayerAttention
 from ..limits import BatchLimits
 from ..model_attention import ModelAttention
 from ..plan import StepPlan
+from ..step_model import Forward
 from .attention_probe import (
     Attend,
     LayerCall,
@@ -43,8 +44,8 @@ _BATCH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
 class PagedTransformer:
     """A transformers model whose attention runs on a paged cache; a `StepModel` for `DecodeLoop`.
 
-    The model's attention is switched over while this is open, and back by `close`; nothing else of it changes. It
-    must not be used for anything else meanwhile.
+    The model's attention is switched over while this is open, and back by `close` or once nothing refers to this any
+    more; nothing else of it changes. It must not be used for anything else meanwhile.
 
     Args:
         model: a `PreTrainedModel` with a language-model head, in evaluation mode.
@@ -61,6 +62,7 @@ class PagedTransformer:
     Raises:
         UnsupportedModel: it needs attention that the kernels do not serve. Nothing was allocated or changed.
         ValueError: limits beyond the model's own, or a model on another device than the kernels.
+        CacheInUse: another one is open on this model.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class PagedTransformer:
         debug: bool = False,
     ) -> None:
         limits = limits or BatchLimits()
+        _require_own_attention(model)
         _require_usable(model, dispatch, limits)
         previous = model.config._attn_implementation
         _switch(model, ATTENTION_NAME)
@@ -87,11 +90,11 @@ class PagedTransformer:
             _switch(model, previous)
             raise
         self.model, self.limits = model, limits
-        self._own_attention: str | None = previous  # None while closed
+        self._restore = _restorer(self, model, previous)
 
     def forward(self, plan: StepPlan) -> Forward:
         """See `StepModel.forward`."""
-        if self._own_attention is None:
+        if not self._restore.alive:
             raise PagedRuntimeError("this PagedTransformer is closed: open() it again")
         paged = self._paged
         kernel_ns = paged.kernel_ns
@@ -111,16 +114,20 @@ class PagedTransformer:
         return Forward(output.logits[0], total_ns - kernel_ns - (paged.overhead_ns - inside_ns), kernel_ns)
 
     def open(self) -> None:
-        """Switches the model's attention over again after a `close`; the pool is what it was."""
-        if self._own_attention is None:
-            self._own_attention = self.model.config._attn_implementation
+        """Switches the model's attention over again after a `close`; the pool is what it was.
+
+        Raises:
+            CacheInUse: another one was opened on this model meanwhile.
+        """
+        if not self._restore.alive:
+            _require_own_attention(self.model)
+            previous = self.model.config._attn_implementation
             _switch(self.model, ATTENTION_NAME)
+            self._restore = _restorer(self, self.model, previous)
 
     def close(self) -> None:
         """Gives the model its own attention back. The pool goes with this object."""
-        if self._own_attention is not None:
-            _switch(self.model, self._own_attention)
-            self._own_attention = None
+        self._restore()  # the second time, this does nothing
 
     def __enter__(self) -> PagedTransformer:
         self.open()
@@ -151,6 +158,21 @@ def _attention_of(
 
 def _constants(call: LayerCall) -> dict[str, torch.Tensor]:
     return {} if call.sinks is None else {"sinks": call.sinks.detach().float().contiguous()}
+
+
+def _restorer(owner: object, model: Any, implementation: str) -> weakref.finalize[..., Any]:
+    """Gives the model its own attention back: once, when called or when `owner` is garbage."""
+    restore = weakref.finalize(owner, _switch, model, implementation)
+    restore.atexit = False  # nobody uses the model after that
+    return restore
+
+
+def _require_own_attention(model: Any) -> None:
+    if model.config._attn_implementation == ATTENTION_NAME:
+        raise CacheInUse(
+            f"the attention of this {type(model).__name__} is switched to {ATTENTION_NAME!r} already: another "
+            "PagedTransformer is open on it, or on a model that shares its config. Use that one or close() it first"
+        )
 
 
 def _require_usable(model: Any, dispatch: Dispatch, limits: BatchLimits) -> None:

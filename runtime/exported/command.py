@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -14,8 +16,10 @@ from .calibrate import DEFAULT_BUDGET_S, Settled, calibrate, calibration_of
 from .integrity import PackageError
 from .overrides import calibration_path, write_calibration
 from .package import Package, load
+from .verification import entry_faults, unlisted_files
 
 EXIT_FAILURE, EXIT_USAGE = 1, 2
+EXIT_PIPE = 128 + signal.SIGPIPE  # what a shell says of a program whose reader went away
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -24,6 +28,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         package = load()
         code: int = options.run(package, options)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains once more at exit
+        return EXIT_PIPE
     except (PackageError, PagedRuntimeError, LaunchError, OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_USAGE
@@ -36,7 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     explain = commands.add_parser("explain", help="which kernel serves which launch here, and on what evidence")
     explain.add_argument("--seqs", type=_positive, metavar="N", help="for N sequences (with --context)")
     explain.add_argument("--context", type=_positive, metavar="N", help="for contexts of up to N tokens")
-    explain.add_argument("--query", type=_positive, default=1, metavar="N", help="query tokens a sequence (default 1)")
+    explain.add_argument("--query", type=_positive, metavar="N", help="query tokens a sequence (default 1)")
     explain.set_defaults(run=_explain)
     verify = commands.add_parser("verify", help="check every file, this machine and every library")
     verify.set_defaults(run=_verify)
@@ -58,9 +66,14 @@ def _positive(text: str) -> int:
 def _explain(package: Package, options: argparse.Namespace) -> int:
     if (options.seqs is None) != (options.context is None):
         raise ValueError("--seqs and --context come together: a launch has both")
+    if options.query is not None and options.seqs is None:
+        raise ValueError("--query comes with --seqs and --context: a launch has all three")
+    query = options.query or 1
+    if options.seqs is not None and query > options.context:
+        raise ValueError(f"--query {query} exceeds --context {options.context}, which includes the query tokens")
     print(f"tuned on:  {package.manifest.device}\nthis one:  {package.device.fingerprint}")
     print(f"calibrated here: {_calibrated(package)}")
-    asked = None if options.seqs is None else Bounds(options.seqs, options.context, options.query)
+    asked = None if options.seqs is None else Bounds(options.seqs, options.context, query)
     cells = dict.fromkeys((e.model, e.problem, e.pool_format) for e in package.table.entries)
     for model, problem, pool_format in cells:
         print(f"\n{model}  {problem.key}  pool {pool_format.key}")
@@ -85,12 +98,17 @@ def _verify(package: Package, options: argparse.Namespace) -> int:
         if missing:
             print(f"error: {library.file} has no {', '.join(missing)}", file=sys.stderr)
             return EXIT_FAILURE
+    faults = [*unlisted_files(package.root, manifest), *entry_faults(package)]
+    for fault in faults:
+        print(f"error: {fault}", file=sys.stderr)
+    if faults:
+        return EXIT_FAILURE
     source = manifest.exported_from
     changes = " with uncommitted changes" if source.get("dirty") else ""
     size = sum(file.num_bytes for file in manifest.files.values())
     print(f"{len(manifest.files)} files, {size / 1e6:.1f} MB: as exported")
     print(f"{len(manifest.libraries)} libraries: load on this machine ({package.device.fingerprint})")
-    print(f"{len(package.table.entries)} entries, tuned on {manifest.device}")
+    print(f"{len(package.table.entries)} entries: each can run here, tuned on {manifest.device}")
     print(f"exported from revision {source.get('revision', 'unknown')}{changes}, digest {manifest.digest[:16]}")
     for note in manifest.notes:
         print(f"note: {note}")
@@ -106,7 +124,7 @@ def _calibrate(package: Package, options: argparse.Namespace) -> int:
         print(_line(result), flush=True)
     settled = [result for result in results if result.winner is not None]
     if not results:
-        print("nothing to settle: every cell has one candidate only")
+        print("nothing to settle: no cell has more than one candidate")
         return 0
     if not settled:
         print("nothing was settled, and nothing written", file=sys.stderr)

@@ -16,7 +16,13 @@ SCHEMA = 1  # of the manifest, and of every file that it lists
 
 
 class PackageError(ImportError):
-    """The package is damaged, changed, of another version than its own code, or made for another machine."""
+    """The package is damaged, changed, of another version than its own code, or made for another machine.
+
+    It carries the package's name, by which `python -m` reports it in one line: no traceback where the import fails.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, name=(__package__ or "").partition(".")[0])
 
 
 def check_package(root: Path) -> dict[str, Any]:
@@ -51,7 +57,16 @@ def read_manifest(root: Path) -> dict[str, Any]:
         raise PackageError(f"{path} has schema {schema!r}, and this code reads {SCHEMA}: install a wheel of one export")
     if manifest.get("digest") != digest_of(manifest):
         raise PackageError(f"{path} was changed after the export: its digest does not fit. Install the wheel again")
+    _check_files(path, manifest.get("files"))
     return manifest
+
+
+def _check_files(path: Path, files: Any) -> None:
+    if not isinstance(files, dict):
+        raise PackageError(f"{path}: files: expected an object with a digest by path, found {files!r}")
+    for name, facts in files.items():
+        if not isinstance(facts, dict) or not isinstance(facts.get("sha256"), str):
+            raise PackageError(f"{path}: files.{name}: expected an object with a text sha256, found {facts!r}")
 
 
 def digest_of(manifest: Mapping[str, Any]) -> str:
@@ -69,6 +84,6 @@ def _fault(root: Path, path: str, facts: Mapping[str, Any]) -> str:
     """What is wrong with one file; empty if nothing is."""
     try:
         data = (root / path).read_bytes()
-    except OSError as error:
-        return f"{path} cannot be read ({error.strerror})"
+    except (OSError, ValueError) as error:  # a path may hold what no path can
+        return f"{path} cannot be read ({getattr(error, 'strerror', None) or error})"
     return "" if sha256_of(data) == facts["sha256"] else f"{path} was changed (its SHA-256 differs)"

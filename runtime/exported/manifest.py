@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -184,7 +185,8 @@ def check_machine(requires: Requirements, device: Device, system: str = "", mach
     """Compares what the package needs with this machine; the last three are found out where they are not given.
 
     Raises:
-        PackageError: this machine cannot run it; the message names what was needed and what is there.
+        PackageError: this machine cannot run it, or the C library's version is none; the message names what was
+            needed and what is there.
     """
     here = (system or platform.system(), machine or platform.machine())
     if here != (requires.system, requires.machine):
@@ -197,6 +199,8 @@ def check_machine(requires: Requirements, device: Device, system: str = "", mach
             f"this package has configs for {requires.isa} CPUs, and this one ({device.product}) runs {device.isa}: "
             "export one that was tuned here"
         )
+    if requires.glibc and not re.fullmatch(r"[0-9]+(\.[0-9]+)+", requires.glibc):
+        raise PackageError(f"manifest.json: requires.glibc: expected a version like 2.34, found {requires.glibc!r}")
     found = glibc or (platform.libc_ver()[1] if platform.libc_ver()[0] == "glibc" else "")
     if requires.glibc and (not found or _numbers(found) < _numbers(requires.glibc)):
         raise PackageError(

@@ -18,6 +18,7 @@ from ...kernels.serial import from_jsonable
 from ...kernels.variant import Config, Variant
 from ..artifact_source import ArtifactUnavailable
 from ..dispatch import Dispatch
+from .forms import check_forms
 from .integrity import SCHEMA, PackageError, check_package, sha256_of
 from .manifest import FINALISTS, TABLE, Finalists, FinalistsFile, Library, Manifest, check_machine
 from .overrides import Calibration, read_calibration
@@ -88,6 +89,7 @@ class Package:
         self.root, self.manifest, self.device = root, manifest, device
         self.table = _read(root / TABLE, DispatchTable)
         self.finalists: tuple[Finalists, ...] = _read(root / FINALISTS, FinalistsFile).cells
+        check_forms(manifest, self.table, self.finalists)
         self.artifacts = ShippedArtifacts(root, manifest)
         self.calibration: Calibration | None = read_calibration(manifest.digest, device)
         self.dispatch = Dispatch(
@@ -123,7 +125,8 @@ def load(root: Path = ROOT) -> Package:
     Compiles nothing, starts no thread and creates no device context.
 
     Raises:
-        PackageError: a file is missing or changed, a table has another schema, or the machine does not fit.
+        PackageError: a file is missing or changed, a table has another schema, the files contradict each other, or
+            the machine does not fit.
     """
     manifest = Manifest.parse(check_package(root))
     device = cpu_device()

@@ -138,6 +138,27 @@ def test_foreign_code_that_raises_is_one_line_with_the_place(tmp_path: Path, tex
         assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("    config_type = 3\n", "config_type must be a dataclass derived from Config, not 3"),
+        ("    config_type = dict\n", "config_type must be a dataclass derived from Config"),
+        ("    config_type = Undecorated\n", "put @dataclass(frozen=True) before class Undecorated"),
+        ("    config_type = Bare\n", "give Bare.tile a default"),
+        ("    properties = {'deterministic': True}\n", "properties must be a Properties"),
+    ],
+)
+def test_tunables_and_promises_of_the_wrong_kind_are_refused(tmp_path: Path, body: str, words: str) -> None:
+    configs = (
+        "class Undecorated(EagerConfig):\n    tile: int = 4\n\n@dataclass(frozen=True)\nclass Bare(EagerConfig):\n"
+    )
+    path = write(tmp_path, f"{GOOD}\n{configs}    tile: int\n\nclass Other(Eager):\n    name = 'other'\n{body}")
+    with pytest.raises(VariantLoadError) as caught:
+        load_variant(f"{path}:Other")
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
 def test_an_installed_entry_point_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, GOOD, "installed_kernel_module.py")
     sys.path.append(str(tmp_path))

@@ -57,6 +57,8 @@ def test_calibration_is_kept_and_used(installed: Path, run_isolated: Run, overri
         (("calibrate", "--budget", "0"), "--budget 0 must be at least 1 second"),
         (("explain", "--seqs", "2"), "--seqs and --context come together"),
         (("explain", "--seqs", "0", "--context", "1"), "0 must be at least 1"),
+        (("explain", "--query", "2"), "--query comes with --seqs and --context"),
+        (("explain", "--seqs", "1", "--context", "10", "--query", "20"), "--query 20 exceeds --context 10"),
         (("frob",), "invalid choice"),
     ],
 )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import pytest
 import torch
 
@@ -10,8 +13,9 @@ from pagedtune.runtime.block_tables import BlockTables
 from pagedtune.runtime.errors import InvalidRequest, RequestFinished, UnknownRequest
 from pagedtune.runtime.plan import StepPlan
 from pagedtune.runtime.roster import REMEMBERED
+from pagedtune.runtime.sampling import SamplingParams
 from pagedtune.runtime.scheduler import Scheduler, SchedulerConfig
-from pagedtune.runtime.sequence import FinishReason, Request
+from pagedtune.runtime.sequence import FinishReason, Request, Sequence
 
 BLOCK_SIZE = 4
 
@@ -120,6 +124,29 @@ def test_bad_tokens_leave_the_step_in_flight(tokens: list[int], message: str) ->
         ({"stop_token_ids": (100,)}, "token 100 in stop_token_ids"),
         ({"stop_token_ids": (-1,)}, "token -1 in stop_token_ids"),
         ({"stop_token_ids": tuple(range(9))}, "9 stop tokens: at most 8"),
+        ({"stop_token_ids": 5}, "stop_token_ids of type int"),
+        ({"stop_token_ids": None}, "stop_token_ids of type NoneType"),
+        ({"stop_token_ids": (1.0,)}, "token 1.0 in stop_token_ids"),
+        ({"prompt": "text"}, "prompt of type str"),
+        ({"prompt": b"text"}, "prompt of type bytes"),
+        ({"prompt": 7}, "prompt of type int"),
+        ({"prompt": torch.tensor(7)}, "prompt of type int"),
+        ({"prompt": (1, 2.0)}, "token 2.0 in prompt: token ids are integers"),
+        ({"prompt": (1, True)}, "token True in prompt"),
+        ({"prompt": np.array([1.5])}, "token 1.5 in prompt"),
+        ({"prompt": torch.zeros(2)}, "token 0.0 in prompt"),
+        ({"prompt": np.zeros((1, 2), np.int64)}, "in one dimension"),
+        ({"prompt": (2**31,)}, "token 2147483648 in prompt: token ids are below"),
+        ({"prompt": (2**64,)}, "token ids are below"),
+        ({"max_new_tokens": math.nan}, "max_new_tokens=nan must be an integer"),
+        ({"max_new_tokens": 4.0}, "max_new_tokens=4.0 must be an integer"),
+        ({"max_new_tokens": "4"}, "max_new_tokens='4' must be an integer"),
+        ({"max_new_tokens": True}, "max_new_tokens=True must be an integer"),
+        ({"max_new_tokens": 2**63}, "max_new_tokens=9223372036854775808 must be"),
+        ({"max_new_tokens": 2**63 - 1}, "stores up to"),
+        ({"sampling": None}, "sampling=None"),
+        ({"request_id": 7}, "id of type int"),
+        ({"request_id": ["a"]}, "id of type list"),
     ],
 )
 def test_bad_requests_are_refused(changes: dict[str, object], message: str) -> None:
@@ -128,3 +155,41 @@ def test_bad_requests_are_refused(changes: dict[str, object], message: str) -> N
     with pytest.raises(InvalidRequest, match=message):
         scheduler.add(Request(**values))  # type: ignore[arg-type]
     assert not scheduler.has_work
+
+
+@pytest.mark.parametrize(
+    "tokens", [[1, 2], np.array([1, 2], np.uint8), torch.tensor([1, 2]), (np.int64(1), torch.tensor(2)), range(1, 3)]
+)
+def test_integers_of_any_kind_become_plain_ones(tokens: object) -> None:
+    made = Request("a", tokens, np.int32(3), stop_token_ids=tokens)  # type: ignore[arg-type]
+    assert (made.prompt, made.stop_token_ids, made.max_new_tokens) == ((1, 2), (1, 2), 3)
+    assert {type(value) for value in (*made.prompt, *made.stop_token_ids, made.max_new_tokens)} == {int}
+
+
+@pytest.mark.parametrize("where", ["before", "within"])
+def test_an_admission_that_fails_loses_nothing(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever slips past validation: here a method that raises, or a top_k beyond the column it goes to."""
+    scheduler = make()
+    good, bad = request("good", 5, 2), request("bad", 3, sampling=SamplingParams(temperature=1.0))
+    if where == "within":
+        object.__setattr__(bad.sampling, "top_k", 2**64)
+    else:
+        admit = scheduler.rows.admit
+
+        def failing(sequence: Sequence) -> int:
+            if sequence.request is bad:
+                raise OverflowError("as told to")
+            return admit(sequence)
+
+        monkeypatch.setattr(scheduler.rows, "admit", failing)
+    for each in (good, bad, request("last", 2, 2)):
+        scheduler.add(each)
+    for _ in range(2):
+        with pytest.raises(OverflowError):
+            scheduler.schedule()
+        scheduler.check()
+    assert scheduler.cancel("bad").tokens == ()
+    scheduler.check()
+    commit(scheduler, next_plan(scheduler))
+    assert commit(scheduler, next_plan(scheduler)) == {"good": FinishReason.LENGTH, "last": FinishReason.LENGTH}
+    assert (scheduler.has_work, scheduler.snapshot().free) == (False, 16)

@@ -146,11 +146,43 @@ def test_the_coldest_temperature_is_the_most_probable_token() -> None:
         ({"top_p": 1.1}, "top_p=1.1"),
         ({"seed": -1}, "seed=-1"),
         ({"seed": 2**63}, "seed=9223372036854775808"),
+        ({"seed": 1.0}, "seed=1.0"),
+        ({"seed": "1"}, "seed='1'"),
+        ({"temperature": math.inf}, "temperature=inf"),
+        ({"temperature": 10**400}, "temperature=10"),
+        ({"temperature": "1"}, "temperature='1'"),
+        ({"temperature": None}, "temperature=None"),
+        ({"temperature": True}, "temperature=True"),
+        ({"top_k": 2**64}, "top_k=18446744073709551616"),
+        ({"top_k": 2**63}, "top_k=9223372036854775808"),
+        ({"top_k": 5.0}, "top_k=5.0"),
+        ({"top_k": None}, "top_k=None"),
+        ({"top_p": math.nan}, "top_p=nan"),
+        ({"top_p": "0.5"}, "top_p='0.5'"),
     ],
 )
 def test_bad_parameters_are_refused(values: dict[str, float], message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):
         SamplingParams(**values)  # type: ignore[arg-type]
+
+
+def test_numbers_of_numpy_become_plain_ones() -> None:
+    params = SamplingParams(np.float32(0.5), np.int64(2**63 - 1), np.float64(0.5), np.uint8(3))  # type: ignore[arg-type]
+    values = (params.temperature, params.top_k, params.top_p, params.seed)
+    assert values == (0.5, 2**63 - 1, 0.5, 3)
+    assert [type(value) for value in values] == [float, int, float, int]
+    assert sample(torch.tensor([[0.0, 1.0]]), SamplingBatch.of([params], [0])).tolist() == [1]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_rows_of_nan_or_without_a_token_get_none_and_spare_the_others(temperature: float) -> None:
+    logits = torch.zeros(4, 5)
+    logits[0] = torch.nan
+    logits[1, 2] = torch.nan
+    logits[2] = -torch.inf
+    logits[3] = torch.tensor([-torch.inf] * 4 + [0.0])
+    for params in ([SamplingParams(temperature)] * 4, [SamplingParams(temperature)] * 3 + [SamplingParams(0.5)]):
+        assert sample(logits, SamplingBatch.of(params, [0] * 4)).tolist() == [5, 5, 5, 4]
 
 
 def test_another_number_of_rows_is_refused() -> None:

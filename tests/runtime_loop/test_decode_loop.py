@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 from collections import defaultdict
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from pagedtune.runtime.decode_loop import DecodeLoop, Forward
-from pagedtune.runtime.errors import InvalidRequest, RequestFinished, RequestTooLarge, UnknownRequest
+from pagedtune.runtime.errors import CacheInUse, InvalidRequest, RequestFinished, RequestTooLarge, UnknownRequest
 from pagedtune.runtime.limits import BatchLimits
 from pagedtune.runtime.plan import StepPlan
 from pagedtune.runtime.sampling import SamplingParams
@@ -155,16 +156,58 @@ def test_a_failure_during_generate_cancels_its_requests() -> None:
     assert loop.generate(PROMPTS[:1], 2)[0].tokens == continuation(PROMPTS[0], 2), "the loop is still good"
 
 
-def test_logits_that_are_no_numbers_do_not_pass_as_tokens() -> None:
+@pytest.mark.parametrize("temperature", [0.0, 1e-6], ids=["greedy", "random"])
+def test_logits_that_are_no_numbers_do_not_pass_as_tokens(temperature: float) -> None:
+    params = SamplingParams(temperature=temperature, seed=1)
+
     class Broken(ToyModel):
         def forward(self, plan: StepPlan) -> Forward:
-            super().forward(plan)
-            return Forward(torch.full((int(plan.samples.sum()), VOCAB), torch.nan), 1, 1)
+            forward = super().forward(plan)
+            if self.passes == 3:
+                forward.logits[-1, 7] = torch.nan
+            return forward
 
     loop = loop_of(Broken(40))
-    with pytest.raises(ValueError, match="NaN"):
-        loop.generate(PROMPTS, 2, SamplingParams(temperature=1.0, seed=1))
+    with pytest.raises(ValueError, match="Logits of NaN"):
+        loop.generate(PROMPTS, 4, params)
     loop.check(idle=True)
+    model = Broken(40)
+    loop = loop_of(model)
+    loop.add(Request("a", (1, 2, 3), 6, params))
+    tokens = []
+    while loop.has_work:
+        try:
+            output = loop.step()
+        except ValueError:
+            assert (model.passes, loop.allocator.num_free) == (3, 40), "the step was aborted"
+            loop.check()
+            continue
+        assert output is not None
+        tokens += output.tokens.tolist()
+    assert tuple(tokens) == continuation([1, 2, 3], 6)
+    loop.check(idle=True)
+
+
+def test_a_cache_serves_one_loop_at_a_time() -> None:
+    model = ToyModel(40)
+    first = loop_of(model)
+    first.add(Request("a", (1, 2, 3), 4))
+    with pytest.raises(CacheInUse, match="in use by a DecodeLoop"):
+        DecodeLoop(model)
+    assert first.step() is not None, "the refusal did not disturb it"
+    first.close()
+    first.close()
+    first.check(idle=True)
+    with pytest.raises(CacheInUse, match="closed"):
+        first.add(Request("b", (1,), 1))
+    second = loop_of(model)
+    first.close()
+    with pytest.raises(CacheInUse, match="in use"):
+        DecodeLoop(model)
+    assert second.generate(PROMPTS[:1], 3)[0].tokens == continuation(PROMPTS[0], 3)
+    del second
+    gc.collect()
+    assert loop_of(model).generate(PROMPTS[:1], 3)[0].tokens == continuation(PROMPTS[0], 3), "garbage holds no cache"
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -19,7 +20,7 @@ from pagedtune.runtime.adapters.attention_probe import UnsupportedModel
 from pagedtune.runtime.adapters.transformers import PagedTransformer
 from pagedtune.runtime.decode_loop import DecodeLoop
 from pagedtune.runtime.dispatch import Dispatch
-from pagedtune.runtime.errors import PagedRuntimeError
+from pagedtune.runtime.errors import CacheInUse, PagedRuntimeError
 from pagedtune.runtime.limits import BatchLimits
 from pagedtune.runtime.sampling import SamplingParams
 from pagedtune.runtime.sequence import Request
@@ -148,8 +149,9 @@ def test_windows_soft_caps_sinks_and_scales_are_passed_through(make: Callable[[]
     with PagedTransformer(model, FORMAT, 30, dispatch, LIMITS) as paged:
         loop = DecodeLoop(paged)
         assert [result.tokens for result in loop.generate(prompts, 12)] == expected
-        torch.testing.assert_close(paged_logits(paged, prompts[0]), own, rtol=1e-4, atol=1e-4)
         loop.check(idle=True)
+        loop.close()
+        torch.testing.assert_close(paged_logits(paged, prompts[0]), own, rtol=1e-4, atol=1e-4)
 
 
 def test_each_layers_attention_is_what_its_model_says() -> None:
@@ -266,6 +268,20 @@ def test_the_model_says_when_it_is_used_past_its_adapter() -> None:
     loop.check(idle=True)
     paged.close()
     assert model.config._attn_implementation == "eager"
+
+
+def test_a_model_serves_one_adapter_at_a_time() -> None:
+    model = llama()
+    first = PagedTransformer(model, FORMAT, 8, EAGER, LIMITS)
+    with pytest.raises(CacheInUse, match="another PagedTransformer is open"):
+        PagedTransformer(model, FORMAT, 8, EAGER, LIMITS)
+    first.close()
+    with PagedTransformer(model, FORMAT, 8, EAGER, LIMITS), pytest.raises(CacheInUse):
+        first.open()
+    first.open()
+    del first
+    gc.collect()
+    assert model.config._attn_implementation == "eager", "an adapter that is garbage gives the model back"
 
 
 def test_sampling_with_a_seed_does_not_depend_on_the_batch() -> None:

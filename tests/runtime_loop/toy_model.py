@@ -13,10 +13,10 @@ import torch
 from pagedtune.kernels.dtypes import DType
 from pagedtune.kernels.pool_format import PoolFormat
 from pagedtune.kernels.problem import Problem
-from pagedtune.runtime.decode_loop import Forward
 from pagedtune.runtime.kv_cache import KVCache
 from pagedtune.runtime.limits import BatchLimits
 from pagedtune.runtime.plan import StepPlan
+from pagedtune.runtime.step_model import Forward
 
 VOCAB = 101
 

@@ -9,6 +9,11 @@ from typing import Any
 from pagedtune.kernels.record import Status
 
 
+def process_of(payload: dict[str, Any]) -> int:
+    """Who does the work."""
+    return os.getpid()
+
+
 def check(payload: dict[str, Any]) -> list[dict[str, Any]]:
     kind = payload["config"].get("kind", "good")
     if kind == "crash":

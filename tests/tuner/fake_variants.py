@@ -67,6 +67,12 @@ class Hanging(Many):
         yield ManyConfig("hang", 1.0)
 
 
+class Impostor(Many):
+    """Called like a variant of the catalogue."""
+
+    name = "eager"
+
+
 class Unlistable(Many):
     """Raises when asked for its configs."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagedtune.tuner.budget import RESERVE_S, Budget, Pace
+from pagedtune.tuner.budget import GRACE_S, RESERVE_S, Budget, Pace
 
 
 class FakeClock:
@@ -47,6 +47,18 @@ def test_spent_budget_has_nothing_left() -> None:
     assert budget.left_s == 0
     assert budget.slice_of(3).left_s == 0
     assert not budget.slice_of(3).may_prove
+
+
+def test_job_may_outlast_the_budget_by_the_grace_only() -> None:
+    clock = FakeClock()
+    piece = Budget(100.0 + RESERVE_S, clock).slice_of(10)
+    assert piece.job_limit_s(30.0) == 30.0
+    clock.now_s += 95.0  # beyond its slice, within the budget
+    assert piece.in_budget
+    assert piece.job_limit_s(30.0) == 5.0 + GRACE_S
+    clock.now_s += 50.0
+    assert not piece.in_budget
+    assert piece.job_limit_s(30.0) == GRACE_S
 
 
 def test_pace_takes_off_what_jobs_were_seen_to_take_beyond_their_seconds() -> None:

@@ -66,6 +66,10 @@ def test_help_of_every_command_has_an_example(capsys: pytest.CaptureFixture[str]
         (["tune", "--sweep", "quik"], ["unknown sweep 'quik'", "did you mean quick"]),
         (["tune", "--model", "llama-3-8"], ["unknown model", "llama-3-8b"]),
         (["tune", "--device", "h1000"], ["unknown GPU", "h100"]),
+        (["tune", "--model", ""], ["--model '' names no model", "configs/models"]),
+        (["tune", "--variant", ""], ["--variant '' names no variant", "pagedtune variants"]),
+        (["tune", "--variant", "eagr"], ["unknown variant 'eagr'", "did you mean eager"]),
+        (["tune", "--variant", "none.py:Mine"], ["no file", "none.py"]),
         (["tune", "--budget", "0"], ["--budget 0", "at least 5"]),
         (["tune", "--budget", "soon"], ["--budget", "tune --help"]),
         (["tune", "--bugdet", "9"], ["--bugdet", "tune --help"]),
@@ -94,6 +98,24 @@ def test_unusable_results_folder_is_refused(capsys: pytest.CaptureFixture[str], 
     message = error_of(capsys, "tune", "--device", "cpu", "--results", str(tmp_path / "file"))
     assert "cannot be written" in message
     assert "--results" in message
+
+
+@pytest.mark.parametrize("problem", ["busy", "newer"])
+def test_unusable_records_are_refused_before_anything_is_measured(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_gpu: None, problem: str
+) -> None:
+    def measure() -> Device:
+        pytest.fail("measured first")
+
+    monkeypatch.setattr(devices, "probe_cpu", measure)
+    arguments = ("tune", "--results", str(tmp_path))
+    if problem == "busy":
+        with open_store(tmp_path / "cpu"):
+            assert "in use by another tune" in error_of(capsys, *arguments)
+    else:
+        (tmp_path / "cpu").mkdir()
+        (tmp_path / "cpu" / "records.jsonl").write_text(json.dumps({"schema": 10**6}) + "\n")
+        assert "newer pagedtune" in error_of(capsys, *arguments)
 
 
 def test_facts_that_contradict_the_device_name_both_values() -> None:

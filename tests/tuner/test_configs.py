@@ -126,7 +126,12 @@ def test_mistake_in_a_model_names_file_line_and_what_is_allowed(
     ("text", "where", "parts"),
     [
         (SWEEP.replace("context_len: 1024, weight: 0.5}\nw", "context_lem: 1024, weight: 0.5}\nw"), 8, ["context_len"]),
-        (SWEEP.replace("[16]", "[16, 0]"), 4, ["block_sizes", "0"]),
+        (SWEEP.replace("weight: 0.5}\nw", "wieght: 0.5}\nw"), 8, ["unknown key 'wieght'", "did you mean 'weight'"]),
+        (SWEEP.replace("layouts:", "layout:"), 5, ["unknown key 'layout'", "did you mean 'layouts'", "allowed keys"]),
+        (SWEEP.replace("[16]", "[16, 0]"), 4, ["block_sizes.1: 0 must be at least 1 (tokens per KV block, 1 to 256)"]),
+        (SWEEP.replace("[16]", "[1000000]"), 4, ["block_sizes.0: 1000000 must be at most 256"]),
+        (SWEEP.replace("[16]", "16"), 4, ["block_sizes: 16 must be a list"]),
+        (SWEEP + "candidate_limit_s: 0\n", 10, ["candidate_limit_s: 0 must be above 0"]),
         (SWEEP.replace("[ragged]", "[raged]"), 9, ["raged", "ragged"]),
         (SWEEP.replace("[nhd]", "[ndh]"), 5, ["layouts", "ndh", "nhd"]),
         (SWEEP.replace("num_seqs: 8", "num_seqs: 1"), 6, ["n1-c1024"]),

@@ -14,7 +14,7 @@ import pytest
 from pagedtune.kernels.device import Device, DeviceKind
 from pagedtune.kernels.record import Record, Status, Verdict
 from pagedtune.kernels.serial import to_jsonable
-from pagedtune.tuner import setup
+from pagedtune.tuner import budget, setup
 from pagedtune.tuner.bench import Jobs
 from pagedtune.tuner.configs import Configs, SweepFile
 from pagedtune.tuner.errors import UsageError
@@ -202,6 +202,20 @@ def test_cells_beyond_the_budget_are_records_and_come_first_the_next_time(run: T
 def test_variant_that_cannot_be_listed_is_a_usage_error(run: Tune) -> None:
     with pytest.raises(UsageError, match="no space today"):
         run("Unlistable")
+
+
+def test_variant_with_a_name_of_the_catalogue_is_refused(run: Tune) -> None:
+    with pytest.raises(UsageError, match=r"Impostor is called 'eager'.*`name`"):
+        run("Impostor")
+
+
+@pytest.mark.slow
+def test_candidate_that_the_budget_cuts_off_is_not_condemned(run: Tune, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget, "GRACE_S", 0.5)
+    result = run("Hanging", budget_s=4.0, candidate_limit_s=60.0)
+    record = outcome(result.records, "hang", "gate")
+    assert record.status is Status.NOT_RUN
+    assert "budget" in record.reason
 
 
 def test_unknown_class_is_a_usage_error(run: Tune) -> None:

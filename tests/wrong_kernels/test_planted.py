@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from pagedtune.harness.case import Case
-from pagedtune.harness.gate import run_case
-from pagedtune.harness.verdicts import CaseResult
+from pagedtune.harness.case import Case, Hazard
+from pagedtune.harness.dimensions import SIZES
+from pagedtune.harness.gate import first_failure, run_case
+from pagedtune.harness.verdicts import CaseResult, Check
 from pagedtune.kernels.device import Device
 from pagedtune.kernels.record import Status
 from pagedtune.kernels.variant import Op
@@ -18,6 +19,7 @@ from .cache_faults import CACHE_FAULTS, PlantedOp
 from .isolated import CRASHED, isolated
 from .plain import cache_op_passes_allclose, passes_allclose
 from .planted import Planted
+from .stale_faults import STALE_FAULTS, Stale
 
 MAX_SHAPES = 3  # compilations a fault may cost
 MAX_CASES = 24
@@ -63,6 +65,18 @@ def test_planted_cache_fault_is_refused(
     record_property("planted_fault", (planted.fault, planted.source, name, failed.case_key if failed else "", plain))
     assert failed is not None, f"{planted.fault}: passed all {len(cases)} cases"
     assert name in planted.expected, failed.reason
+
+
+@pytest.mark.parametrize("planted", STALE_FAULTS, ids=lambda planted: planted.fault.replace(" ", "_"))
+def test_kernel_with_a_memory_or_another_path_is_refused(
+    planted: Stale, corner_cases: Callable[[Op], Sequence[Case]], device: Device, record_property: Callable[..., None]
+) -> None:
+    cases = [c for c in corner_cases(Op.ATTENTION) if Hazard.REPLAY in c.hazards or c.workload.name in SIZES]
+    found = first_failure(planted, planted.config_type(), cases, device)
+    assert found is not None, f"{planted.fault}: passed all {len(cases)} cases"
+    plain = passes_allclose(planted, planted.config_type(), cases[0], device)
+    record_property("planted_fault", (planted.fault, "reuse and size", found.failed, found.case_key, plain))
+    assert found.failed in {Check.ELEMENT, Check.EXACT, Check.ROW, Check.NONFINITE, Check.LSE}, found.reason
 
 
 def run_planted(planted: PlantedOp, case: Case, device: Device) -> CaseResult:
