@@ -235,7 +235,9 @@ def _show(request: Request, listings: Sequence[Listing], done: Sequence[Outcome]
     reasons += [f"{c.variant} {c.op}: {why}" for c in coverages if (why := shortfall(c, request.allow_missing))]
     ran = sum(c.total.ran for c in coverages)
     variants = "variant" if len(listings) == 1 else "variants"
-    limits = f", {rejected} rejected by the {variants}" if (rejected := sum(c.total.rejected for c in coverages)) else ""
+    limits = (
+        f", {rejected} rejected by the {variants}" if (rejected := sum(c.total.rejected for c in coverages)) else ""
+    )
     text = f"{ran} cases ran{limits} ({len(listings)} {variants} on {request.device.name}, {seconds:.1f} s)"
     console.print()
     for reason in reasons:

@@ -16,6 +16,7 @@ from ..block_tables import BlockTables
 from ..decode_loop import DecodeLoop, Forward, StepModel
 from ..dispatch import Dispatch, NoKernel
 from ..errors import (
+    CacheInUse,
     InvalidRequest,
     InvariantViolation,
     PagedRuntimeError,
@@ -44,6 +45,7 @@ __all__ = [
     "BlockAllocator",
     "BlockTables",
     "Bounds",
+    "CacheInUse",
     "DType",
     "DecodeLoop",
     "Device",
