@@ -66,7 +66,7 @@ def _default_gpu(gpu: Device, configs: Configs, before_measuring: Check) -> Foun
     if not variants_for(DeviceKind.CUDA):
         return Found(
             _cpu(before_measuring),
-            f"found {gpu.product}, but this release has no GPU kernels yet: working on the CPU of this machine",
+            f"found {gpu.product}, but this release cannot tune GPU kernels yet: working on the CPU of this machine",
         )
     if gpu.name in configs.names("gpus"):
         check_facts(configs.gpu(gpu.name).device(gpu.name), gpu)
@@ -77,7 +77,7 @@ def _default_gpu(gpu: Device, configs: Configs, before_measuring: Check) -> Foun
 def _absent(name: str, gpu: Device | None) -> UsageError:
     here = f"its GPU is {gpu.product}" if gpu is not None else "it has no NVIDIA GPU"
     if not variants_for(DeviceKind.CUDA):
-        can = "and this release has no GPU kernels yet, so nothing can be built, proven or timed for it"
+        can = "and this release cannot tune GPU kernels yet, so nothing is built, proven or timed for it"
     else:
         can = "so nothing can be timed for it"
     return UsageError(
