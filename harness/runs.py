@@ -66,9 +66,8 @@ class Runner:
         launch = self._executor.prepare(self.plan.bind(inputs.tensors))
         label = f"{poison} poison" if sequences is None else f"{poison} poison, sequences {list(sequences)} alone"
         if Hazard.REPLAY in self.case.hazards:
-            self._launch_other(inputs, launch)  # first: what a kernel keeps of its first launch is then wrong
-            self._launch_empty(inputs, launch)
-            label += ", after a launch on other contents and one with all lengths 0"
+            self._launch_others(inputs, launch)
+            label += ", after launches on other contents, of length 0 and of the true lengths"
         launch()
         return self._finished(label, poison, inputs, before, launch)
 
@@ -84,17 +83,9 @@ class Runner:
         run.launch()
         return self._finished(f"{run.poison} poison, repeated", run.poison, run.inputs, run.before, run.launch)
 
-    def _launch_empty(self, inputs: Inputs, launch: Callable[[], None]) -> None:
-        """A launch of the same bound plan in which every sequence is empty."""
-        lens = inputs.slots["context_lens"]
-        lens.view.zero_()
-        launch()
-        for name in ("context_lens", "out", "lse"):
-            if name in inputs.slots:
-                inputs.slots[name].restore()
-
-    def _launch_other(self, inputs: Inputs, launch: Callable[[], None]) -> None:
-        """A launch of the same bound plan on other queries, keys, values and tables, at the true lengths."""
+    def _launch_others(self, inputs: Inputs, launch: Callable[[], None]) -> None:
+        """Launches of the same bound plan on other queries, keys, values and tables: first of sequences without keys,
+        so that nothing kept of a first launch is right, then at the true lengths, so that no result may be kept."""
         for name in ("q", "k_cache", "v_cache"):
             flip_signs(inputs.slots[name].parent)
         table, num_blocks = inputs.slots["block_table"].view, inputs.slots["k_cache"].view.shape[0]
@@ -102,6 +93,9 @@ class Runner:
             entries = row[: -(-context_len // self.case.pool_format.block_size)]
             known = (entries >= inputs.first_block) & (entries < num_blocks)  # not what a window has left behind
             entries[known] = entries[known].flip(0)
+        inputs.slots["context_lens"].view.zero_()
+        launch()
+        inputs.slots["context_lens"].restore()
         launch()
         for carved in inputs.slots.values():
             carved.restore()
