@@ -72,7 +72,7 @@ def test_pointer_that_breaks_the_compiled_alignment_is_refused() -> None:
     shifted = torch.zeros(tensors["q"].numel() + 1, dtype=torch.bfloat16)[1:].view(tensors["q"].shape)
     plan = variant.plan(case.problem, case.pool_format, case.triton, Bounds(3, 128))
     tensors |= {**plan.allocate_workspaces(), "q": shifted}
-    with pytest.raises(ValueError, match="slot 'q' starts at .*, expected an alignment of 16 bytes"):
+    with pytest.raises(ValueError, match=r"slot 'q' starts at .*, expected an alignment of 16 bytes"):
         plan.bind(tensors)
     careless = replace(plan, slots=attention_slots(case.problem, case.pool_format))
     gpu = VirtualGpu(variant.build(case.problem, case.pool_format, case.triton, H100))
