@@ -227,6 +227,7 @@ class _Decoder:
 def _assemble(e: Emitter) -> Program:
     keys: dict[str, int] = {}
     code = np.zeros(len(e.emitted), INSTRUCTION)
+    code["target"] = -1
     for k, item in enumerate(e.emitted):
         operation = item.operation
         row = code[k]

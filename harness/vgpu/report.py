@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -106,6 +107,8 @@ class SiteReport:
         sectors, lines: 32-byte sectors and 128-byte lines of global memory, each warp access counted by itself.
         bytes: bytes that lanes asked for (global and shared).
         conflicts: extra passes of shared memory.
+        guarded: whether it runs under a predicate.
+        target: for a branch, the index of the site it leads to, else -1.
     """
 
     line: int
@@ -117,6 +120,8 @@ class SiteReport:
     lines: int
     bytes: int
     conflicts: int
+    guarded: bool = False
+    target: int = -1
 
 
 @dataclass(frozen=True)
@@ -154,7 +159,7 @@ class StepReport:
     entry: str
     seconds: float
     counters: Counters
-    sites: tuple[SiteReport, ...]
+    sites: Sequence[SiteReport]
 
 
 @dataclass(frozen=True)

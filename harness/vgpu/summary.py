@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import overload
+
 import numpy as np
 import numpy.typing as npt
 
@@ -72,8 +75,39 @@ def step_report(
         matrix_operations=by_class["matrix"],
         barriers=barriers,
     )
-    rows = tuple(
-        SiteReport(program.lines[k], program.opcodes[k], program.sources[k], *(int(v) for v in sites[k]))
-        for k in range(len(sites))
-    )
-    return StepReport(program.entry, seconds, counters, rows)
+    return StepReport(program.entry, seconds, counters, SiteTable(program, sites))
+
+
+class SiteTable(Sequence[SiteReport]):
+    """Reports of all instructions, made when they are asked for: most runs never look at them."""
+
+    def __init__(self, program: Program, sites: npt.NDArray[np.void]) -> None:
+        self._places = (program.lines, program.opcodes, program.sources)
+        self._guards, self._targets = program.code["guard"], program.code["target"]
+        self._sites = sites
+
+    def __len__(self) -> int:
+        return len(self._sites)
+
+    @overload
+    def __getitem__(self, index: int) -> SiteReport: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[SiteReport, ...]: ...
+    def __getitem__(self, index: int | slice) -> SiteReport | tuple[SiteReport, ...]:
+        if isinstance(index, slice):
+            return tuple(self[k] for k in range(*index.indices(len(self))))
+        executed, lanes, sectors, lines, num_bytes, conflicts = (int(n) for n in self._sites[index])
+        lines_, opcodes, sources = self._places
+        return SiteReport(
+            lines_[index],
+            opcodes[index],
+            sources[index],
+            executed,
+            lanes,
+            sectors,
+            lines,
+            num_bytes,
+            conflicts,
+            bool(self._guards[index] >= 0),
+            int(self._targets[index]),
+        )
