@@ -138,6 +138,9 @@ inline void count_global(Ctx& c, const Instr& i, u32 exec, const u64* address, i
 // Extra passes over the 32 banks of 4 bytes: lanes are served in groups of 128 bytes; one word is broadcast to many.
 inline void count_shared16(SiteCounters& s, u32 exec, const u64* address) {  // 16 bytes a lane: eight lanes a pass
     for (int from = 0; from < 32; from += 8) {
+        u32 columns = 0;
+        for (int l = from; l < from + 8; ++l) columns |= 1u << (address[l] >> 4 & 7);
+        if (columns == 0xff) continue;
         u32 row[8]; u8 column[8], times[8] = {}; int n = 0; u32 worst = 1;
         for (int l = from; l < from + 8; ++l) {
             if (!(exec >> l & 1)) continue;
@@ -196,7 +199,38 @@ inline bool check_state(Ctx& c, Warp& w, const Instr& i, i32 lane, u64 address, 
     return true;
 }
 inline void note_read(const Place& p, i32 size) {
+    if (size == 16 && p.alloc && p.alloc->read && !(p.offset & 15)) {  // whole bytes of the map: no read-modify-write
+        u16* at = reinterpret_cast<u16*>(p.alloc->read + (p.offset >> 3));
+        if (__atomic_load_n(at, __ATOMIC_RELAXED) != 0xffff) __atomic_store_n(at, u16(0xffff), __ATOMIC_RELAXED);
+        return;
+    }
     if (p.alloc && p.alloc->read && bits_at(p.alloc->read, p.offset, size) != all_ones(size)) change_bits(p.alloc->read, p.offset, size, all_ones(size), 0);
+}
+
+// `race_shared` of 16 aligned bytes that are no atomic's, without the call where nothing is in doubt.
+inline void race_shared16(Ctx& c, Warp& w, i32 lane, u32 offset, bool write, i32 pc) {
+    if (!c.launch.args.options.check_races) return;
+    WordRecord& record = c.cta.chunks[offset / 16];
+    if (!race_word_quick(w, lane, record, c.cta.time, write, pc)) race_shared(c, w, lane, SHARED_START + offset, 16, write, false, pc);
+}
+// Offsets into shared memory where all lanes of `exec` touch 16 aligned bytes there, as a generic or shared address.
+inline bool shared_rows(const Ctx& c, u32 exec, i32 space, const u64* address, u32* offset) {
+    const u64 base = space == SHARED ? 0 : SHARED_WINDOW, size = c.cta.shared.size();
+    if ((space != SHARED && space != GENERIC) || size < 16) return false;
+    u64 worst = 0, low = 0;
+    for (u32 m = exec; m; m &= m - 1) {
+        const int l = __builtin_ctz(m);
+        const u64 at = address[l] - base - SHARED_START;
+        worst = std::max(worst, at); low |= at;
+        offset[l] = u32(at);
+    }
+    return worst <= size - 16 && !(low & 15);
+}
+// Whether 16 bytes of state say: initialised, and no asynchronous copy on its way.
+inline bool settled16(const u8* state) {
+    u64 x, y;
+    std::memcpy(&x, state, 8); std::memcpy(&y, state + 8, 8);
+    return x == 0x0101010101010101ull && y == x;
 }
 
 enum MemFlags : i32 { STRONG = 1, ACQUIRE = 2, RELEASE = 4 };
