@@ -137,6 +137,10 @@ class Counters:
         bank_conflicts: extra passes of shared memory.
         matrix_operations: `mma` warp instructions.
         barriers: warp arrivals at CTA barriers.
+        bytes_in_flight_max: most bytes that one CTA had asked global memory for and not yet waited for: asynchronous
+            copies until the wait of their group (bytes of their sources), loads until an instruction other than a
+            move reads their result (32 bytes a sector).
+        bytes_in_flight_mean: the same, averaged over all CTAs and the instructions that they issue.
     """
 
     instructions: dict[str, int]
@@ -150,6 +154,8 @@ class Counters:
     bank_conflicts: int
     matrix_operations: int
     barriers: int
+    bytes_in_flight_max: int = 0
+    bytes_in_flight_mean: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,7 @@ inline void op_cp_async(Ctx& c, Warp& w, const Instr& i, u32 exec) {
     const bool rows = size == 16 && shared_rows(c, exec, dst[first_lane(exec)] - SHARED_WINDOW < WINDOW_BYTES ? GENERIC : SHARED, dst, offset);
     const bool early = c.launch.args.options.async_early;
     const i32 pc = pc_of(c, i);
+    u64 flying = 0;
     for (u32 m = exec; m; m &= m - 1) {
         const int l = __builtin_ctz(m);
         i32 take = size_op >= 0 ? i32(std::min<u32>(row<u32>(w, size_op)[l], u32(size))) : i.p[4] >= 0 ? i.p[4] : size;
@@ -60,6 +61,7 @@ inline void op_cp_async(Ctx& c, Warp& w, const Instr& i, u32 exec) {
         }
         if (rows) race_shared16(c, w, l, offset[l], true, pc);
         else race_shared(c, w, l, u32(dst[l]), size, true, false, pc);
+        flying += u64(take);
         w.copies.push_back({u32(dst[l]), u8(size), u8(take), u8(l), pc, src[l], -1, {}, 0});
         if (early) { AsyncCopy& k = w.copies.back(); fetch(c, k); land(c, k); }
         for (i32 b = 0; b < size; b += 4) {
@@ -69,6 +71,7 @@ inline void op_cp_async(Ctx& c, Warp& w, const Instr& i, u32 exec) {
             std::memcpy(to.state + b, &s, 4);
         }
     }
+    take_off(c.cta, flying);
     if (readers) count_global(c, i, readers, src, size);
 }
 VG_ON("cp.async", op_cp_async(c, w, i, exec);)
@@ -82,6 +85,7 @@ inline void complete_copies(Ctx& c, Warp& w, u32 exec, i64 pending, bool uncommi
         AsyncCopy& k = w.copies[n];
         const bool due = (exec >> k.lane & 1) && (uncommitted || (k.group >= 0 && k.group < w.groups[k.lane] - pending));
         if (!due) { if (kept != n) w.copies[kept] = k; ++kept; continue; }
+        c.cta.flying -= k.src_size;
         if (!c.launch.args.options.async_early) fetch(c, k); else
             for (int b = 0; b < k.size; ++b) k.valid = u16((k.valid & ~(1u << b)) | u32(c.cta.shared_state[k.dst - SHARED_START + u32(b)] & 1) << b);
         if (c.launch.args.options.async_early) std::memcpy(k.data, c.cta.shared.data() + (k.dst - SHARED_START), k.size);
