@@ -16,8 +16,8 @@ _ORDER = {
     "volatile": STRONG, "relaxed": STRONG, "mmio": STRONG, "acquire": STRONG | ACQUIRE, "release": STRONG | RELEASE,
     "acq_rel": STRONG | ACQUIRE | RELEASE,
 }  # fmt: skip
-_ATOM_OPS = {o: k for k, o in enumerate(("add", "min", "max", "inc", "dec", "and", "or", "xor", "exch", "cas"))}
-_ATOM_TYPES = {
+ATOM_OPS = {o: k for k, o in enumerate(("add", "min", "max", "inc", "dec", "and", "or", "xor", "exch", "cas"))}
+ATOM_TYPES = {
     "u32": 0, "b32": 0, "s32": 1, "u64": 2, "b64": 2, "s64": 3, "f32": 4, "f64": 5, "f16": 6, "bf16": 7, "f16x2": 8,
     "bf16x2": 9, "b16": 10,
 }  # fmt: skip
@@ -160,7 +160,9 @@ def atomic(e: Emitter, instruction: Instruction) -> None:
     space, vector, order, rest = _access(e, modifiers)
     if len(rest) == 3 and rest[1] == rest[0]:
         rest = rest[1:]
-    if len(rest) != 2 or rest[0] not in _ATOM_OPS or rest[1] not in _ATOM_TYPES:
+    if len(rest) == 2 and rest[0] in ATOM_TYPES:
+        rest.reverse()  # with vectors, compilers write the type first
+    if len(rest) != 2 or rest[0] not in ATOM_OPS or rest[1] not in ATOM_TYPES:
         raise e.error("atomic operation is not supported")
     operation, type = rest
     returns, cas = name == "atom", operation == "cas"
@@ -177,7 +179,7 @@ def atomic(e: Emitter, instruction: Instruction) -> None:
     values = tuple(e.source(o, type) for o in _registers(e, operands[1], vector))
     third = (e.source(operands[2], type),) if cas else ()
     ops = (*results, base, *values, *third)
-    p = (SPACES.get(space, 0), base_width, _ATOM_OPS[operation], _ATOM_TYPES[type], int(returns), int(cas))
+    p = (SPACES.get(space, 0), base_width, ATOM_OPS[operation], ATOM_TYPES[type], int(returns), int(cas))
     e.emit(Operation("atom", ops, (*p, order | STRONG, vector), offset, InstructionClass.ATOMIC))
 
 

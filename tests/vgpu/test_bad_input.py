@@ -46,7 +46,7 @@ DECODING = {
     "tcgen05": ("tcgen05.fence::before_thread_sync;", "has no tcgen05"),
     "shape of mma": (
         "mma.sync.aligned.m16n8k4.row.col.f32.f16.f16.f32 {%f1,%f2,%f3,%f4}, {%r1}, {%r2}, {%f1,%f2,%f3,%f4};",
-        "not a shape of mma",
+        "is not a supported shape of mma",
     ),
     "call of an unknown function": ("call.uni nowhere;", "function 'nowhere' has no body"),
     "bulk of registers": ("ld.global.v4.u32 {%r1, %r2}, [%rd1];", "2 registers, expected 4"),

@@ -65,7 +65,10 @@ inline void op_atom(Ctx& c, Warp& w, const Instr& i, u32 exec) {
             std::memcpy(&old, p.data + e * eb, size_t(eb));
             std::memcpy(&b, row<u8>(w, i.ops[base + 1 + e]) + l * std::max(eb, 2), size_t(eb));
             if (i.p[5]) std::memcpy(&x, row<u8>(w, i.ops[base + 2]) + l * std::max(eb, 2), size_t(eb));
-            const u64 result = atom_apply(i.p[2], i.p[3], old, b, x);
+            u64 result;
+            if (p.alloc && i.p[3] == T_F32 && i.p[2] == A_ADD)  // in global memory, sums of f32 flush subnormals
+                result = bits_as<u32>(flush(flush(bits_as<float>(u32(old))) + flush(bits_as<float>(u32(b)))));
+            else result = atom_apply(i.p[2], i.p[3], old, b, x);
             std::memcpy(data + e * eb, &result, size_t(eb));
             u32 inv = u32(was_invalid >> e * eb) & lane_bytes_mask(eb);
             if (i.p[4]) {

@@ -61,7 +61,6 @@ VG_ON("trap", report(c, TRAP, pc_of(c, i), thread_of(w, first_lane(exec))); fata
 VG_ON("brkpt", report(c, TRAP, pc_of(c, i), thread_of(w, first_lane(exec))); fatal(c, w);)
 VG_ON("nop", (void)i; (void)w; (void)exec;)
 VG_ON("nanosleep", (void)i; (void)exec; w.yield = true;)
-VG_ON("setmaxnreg", (void)i; (void)w; (void)exec;)
 VG_ON("bar.warp.sync", {
     const u32* mask = row<u32>(w, i.ops[0]);
     u32 need = mask[first_lane(exec)];
