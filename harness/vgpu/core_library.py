@@ -29,6 +29,8 @@ class Alloc(ctypes.Structure):
         ("granule", ctypes.c_int32),
         ("freed", ctypes.c_int32),
         ("index", ctypes.c_int32),
+        ("pending_written", ctypes.c_void_p),
+        ("pending_read", ctypes.c_void_p),
     )
 
 
@@ -64,7 +66,7 @@ class RawOptions(ctypes.Structure):
         ("cooperative", ctypes.c_int32),
         ("max_warp_instructions", ctypes.c_uint64),
         ("shuffle_seed", ctypes.c_int32),
-        ("reserved", ctypes.c_int32),
+        ("strict_stores", ctypes.c_int32),
     )
 
 
@@ -134,8 +136,8 @@ class Core:
 
     def run(
         self, code: npt.NDArray[np.void], args: LaunchArgs, max_faults: int
-    ) -> tuple[list[RawFault], npt.NDArray[np.void], int]:
-        """Runs a grid: faults, one `SITE` per instruction, and warp arrivals at barriers."""
+    ) -> tuple[list[RawFault], npt.NDArray[np.void], int, int]:
+        """Runs a grid: faults, one `SITE` per instruction, warp arrivals at barriers, and benign races of stores."""
         faults = (RawFault * max_faults)()
         sites = np.zeros(len(code), SITE)
         totals = (ctypes.c_uint64 * 4)()
@@ -147,7 +149,7 @@ class Core:
             sites.ctypes.data,
             ctypes.addressof(totals),
         )
-        return list(faults[:count]), sites, int(totals[0])
+        return list(faults[:count]), sites, int(totals[0]), int(totals[3])
 
 
 @cache

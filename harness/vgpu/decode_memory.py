@@ -10,8 +10,8 @@ from .program import InstructionClass, Operation
 from .ptx_module import TYPE_BYTES, Address, Imm, Instruction, Not, Operand, Reg, Special, Symbol, Vector
 
 SPACES = {"global": 1, "const": 1, "shared": 2, "local": 3, "param": 1}
-_IGNORED = ("weak", "nc", "ca", "cg", "cs", "lu", "cv", "wb", "wt", "unified", "noftz", "cta", "cluster", "gpu", "sys")
-STRONG, ACQUIRE, RELEASE = 1, 2, 4
+_IGNORED = ("weak", "nc", "ca", "cg", "cs", "lu", "cv", "wb", "wt", "unified", "noftz", "cluster", "gpu", "sys")
+STRONG, ACQUIRE, RELEASE, CTA_SCOPE = 1, 2, 4, 8
 _ORDER = {
     "volatile": STRONG, "relaxed": STRONG, "mmio": STRONG, "acquire": STRONG | ACQUIRE, "release": STRONG | RELEASE,
     "acq_rel": STRONG | ACQUIRE | RELEASE,
@@ -86,6 +86,8 @@ def _access(e: Emitter, modifiers: Sequence[str]) -> tuple[str, int, int, list[s
             vector = int(word[1])
         elif word in _ORDER:
             order |= _ORDER[word]
+        elif word == "cta":
+            order |= CTA_SCOPE
         elif word not in _IGNORED and base not in ("L1", "L2", "level"):
             rest.append(word)
     return space, vector, order, rest
@@ -220,7 +222,7 @@ def async_copy(e: Emitter, instruction: Instruction) -> None:
 
 
 def fence(e: Emitter, instruction: Instruction) -> None:
-    """fence, membar: device scope and above order global memory; CTA scope orders nothing that is not already."""
+    """fence, membar: CTA scope orders the threads of a block, device scope and above the blocks too."""
     words = instruction.opcode.split(".")[1:]
     wide = any(w in ("gpu", "sys", "gl", "cluster") for w in words)
     e.emit(Operation("fence", p=(int(wide),), cls=InstructionClass.CONTROL))

@@ -152,7 +152,8 @@ def barriers() -> Iterator[Form]:
 def control() -> Iterator[Form]:
     same = lambda a: a
     yield Form(
-        "nanosleep.u32 20; griddepcontrol.launch_dependents; membar.cta; fence.acq_rel.gpu; mov.b32 {d}, {0};",
+        "nanosleep.u32 20; griddepcontrol.launch_dependents; griddepcontrol.wait; membar.cta; fence.acq_rel.gpu;"
+        " mov.b32 {d}, {0};",
         ("u32",),
         "u32",
         same,

@@ -51,7 +51,7 @@ inline void op_atom(Ctx& c, Warp& w, const Instr& i, u32 exec) {
     bool shared = false, global = false;
     polled(w);
     SpinLock lock(c.launch.atomics);
-    if (i.p[0] != SHARED) for (u32 m = exec; m; m &= m - 1) release_to(c, w, at[first_lane(m)], i.p[6] & RELEASE);
+    for (u32 m = exec; m; m &= m - 1) release_at(c, w, at[first_lane(m)], i.p[0], i.p[6]);
     for (u32 m = exec; m; m &= m - 1) {
         const int l = __builtin_ctz(m);
         Place p;
@@ -84,21 +84,20 @@ inline void op_atom(Ctx& c, Warp& w, const Instr& i, u32 exec) {
         if (!write_bytes(c, w, i, l, at[l], p, data, size, invalid, true)) return;
         if (p.alloc) global = true; else shared = is_shared(p);
     }
-    if (global) for (u32 m = exec; m; m &= m - 1) {
-        if (i.p[6] & ACQUIRE) acquire_from(c, w, at[first_lane(m)]); else observe(w, at[first_lane(m)]);
-    }
+    for (u32 m = exec; m; m &= m - 1) acquire_at(c, w, at[first_lane(m)], i.p[0], i.p[6]);
     if (global) count_global(c, i, exec, at, size);
     if (shared) site(c, i).bytes += u64(__builtin_popcount(exec)) * u64(size);
 }
 VG_ON("atom", op_atom(c, w, i, exec);)
 
-// p0 = 1 for device or system scope: what was observed is acquired, what follows may release what came before
+// What was observed is acquired, what follows may release what came before: within the CTA, with p0 = 1 on the device.
 VG_ON("fence", {
     (void)exec;
+    fence_cta(c, w);
     if (i.p[0]) {
         SpinLock lock(c.launch.atomics);
         fence_device(c, w);
-    }
+    } else w.observed.clear();
 })
 
 }  // namespace vgpu
