@@ -39,6 +39,7 @@ class Allocation:
         gaps: bytes that belong to no element, None where there are none.
         freed: whether it was given back.
         read, written: bytes that were touched.
+        pending_written, pending_read: see core/state.h.
         keep: what owns the memory.
     """
 
@@ -54,6 +55,8 @@ class Allocation:
     read: Bitmap = field(default_factory=lambda: np.zeros(0, np.uint8))
     written: Bitmap = field(default_factory=lambda: np.zeros(0, np.uint8))
     keep: object = None
+    pending_written: Bitmap | None = None  # by the previous kernel, which may not have ended
+    pending_read: Bitmap | None = None
 
 
 def bitmap_size(num_bytes: int) -> int:
@@ -207,7 +210,8 @@ class AddressSpace:
             init = None if a.init is None else a.init.ctypes.data
             gaps = None if a.gaps is None else a.gaps.ctypes.data
             touched = (a.read.ctypes.data, a.written.ctypes.data)
-            out[k] = Alloc(a.base, a.num_bytes, a.host, init, gaps, *touched, a.access, a.granule, a.freed, k)
+            pending = (_address(a.pending_written), _address(a.pending_read))
+            out[k] = Alloc(a.base, a.num_bytes, a.host, init, gaps, *touched, a.access, a.granule, a.freed, k, *pending)
         return out
 
     def describe(self, index: int, address: int) -> str:
@@ -224,6 +228,10 @@ class AddressSpace:
     def by_name(self, name: str) -> Allocation | None:
         """The allocation that holds a slot."""
         return next((a for a in self.allocations if name in a.name.split("+")), None)
+
+
+def _address(bits: Bitmap | None) -> int | None:
+    return None if bits is None else bits.ctypes.data
 
 
 def _element_positions(tensor: torch.Tensor) -> torch.Tensor:

@@ -145,6 +145,8 @@ class _Decoder:
             e.emit(Operation("exit", cls=control))
         elif base in ("trap", "brkpt", "nanosleep"):
             e.emit(Operation(base, cls=control))
+        elif instruction.opcode == "griddepcontrol.wait":
+            e.emit(Operation("griddepcontrol.wait", cls=InstructionClass.BARRIER))
         elif base in _NO_EFFECT:
             e.emit(Operation("nop", cls=control))
         elif base == "call":

@@ -8,7 +8,7 @@ from enum import Enum
 
 
 class FaultKind(Enum):
-    """Kinds of fault; values 1 to 18 are those of the core, the rest is found after a launch."""
+    """Kinds of fault; values are those of the core. `UNWRITTEN_OUTPUT` is found after a launch."""
 
     OUT_OF_BOUNDS = 1
     MISALIGNED = 2
@@ -28,6 +28,7 @@ class FaultKind(Enum):
     DIVERGENT_SYNC = 16
     UNINITIALISED_OPERAND = 17
     UNWRITTEN_OUTPUT = 18
+    PROGRAMMATIC_ORDER = 19
 
 
 WHAT = {
@@ -49,6 +50,7 @@ WHAT = {
     FaultKind.DIVERGENT_SYNC: "warp instruction whose member lanes do not all arrive",
     FaultKind.UNINITIALISED_OPERAND: "control operand depends on uninitialised data",
     FaultKind.UNWRITTEN_OUTPUT: "output that is not written completely",
+    FaultKind.PROGRAMMATIC_ORDER: "access to the previous kernel's data before griddepcontrol.wait",
 }
 
 
@@ -166,6 +168,7 @@ class StepReport:
     seconds: float
     counters: Counters
     sites: Sequence[SiteReport]
+    benign_races: int = 0  # unordered stores of the value that is there already: see VirtualGpuOptions.strict_stores
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,10 @@ def describe_fault(raw: RawFault, program: Program, space: AddressSpace, step: K
             f"clashes with PTX line {program.lines[raw.other_pc]} ({program.opcodes[raw.other_pc]}) "
             f"of block {block}, thread {raw.other_thread}"
         )
+    if kind in (FaultKind.DEADLOCK, FaultKind.ENDLESS_LOOP):
+        other = f"{raw.other_thread} warps of the block are here"
+    if kind is FaultKind.ENDLESS_LOOP:
+        other += f"; the limit is {raw.address} instructions a warp (VirtualGpuOptions.max_warp_instructions)"
     return Fault(
         kind,
         program.entry,

@@ -8,7 +8,7 @@ import struct
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import numpy as np
@@ -45,6 +45,8 @@ class VirtualGpuOptions:
         quantum: instructions of a warp's turn; small values interleave warps finely.
         shuffle_seed: start each round of turns at a random warp; 0 is off.
         check_races: detect races.
+        strict_stores: stores of the value that is already there race like any other. Off, they are counted as benign:
+            no hardware shows them, and compilers rely on it where several threads hold one result.
         max_warp_instructions: a warp that executes more is in an endless loop.
         shared_bytes: shared memory of a CTA that the device has (0: no limit).
         capability: compute capability of the device, e.g. 90 (0: any artifact runs).
@@ -61,6 +63,7 @@ class VirtualGpuOptions:
     quantum: int = 512
     shuffle_seed: int = 0
     check_races: bool = True
+    strict_stores: bool = False
     max_warp_instructions: int = 50_000_000
     shared_bytes: int = 0
     capability: int = 0
@@ -154,7 +157,10 @@ class VirtualGpu:
         check_abi(step.entry, kernel.abi, [ctype for ctype, _ in resolved])
         sizes = [_SIZES[ctype] for ctype, _ in resolved]
         if sizes != [p.num_bytes for p in program.params]:
-            raise ValueError(f"{step.entry}: the PTX takes {[p.num_bytes for p in program.params]} bytes, not {sizes}")
+            takes = [p.num_bytes for p in program.params]
+            raise ValueError(
+                f"{step.entry}: the PTX takes {takes} bytes, not {sizes}: give every parameter, with its type"
+            )
         if step.cluster != (1, 1, 1):
             raise ValueError(f"{step.entry}: clusters are not supported by the virtual GPU")
         threads = step.block[0] * step.block[1] * step.block[2]
@@ -167,7 +173,8 @@ class VirtualGpu:
         shared = program.static_shared + max(step.shared_bytes, kernel.dynamic_shared)
         if self.options.shared_bytes and shared > self.options.shared_bytes:
             raise ValueError(
-                f"{step.entry}: {shared} bytes of shared memory, the device has {self.options.shared_bytes}"
+                f"{step.entry}: {shared} bytes of shared memory, the device has {self.options.shared_bytes}: "
+                "choose smaller tiles or fewer stages"
             )
 
     def _run(self, bound: BoundPlan) -> RunReport:
@@ -177,15 +184,19 @@ class VirtualGpu:
         }
         steps: list[StepReport] = []
         faults: list[Fault] = []
+        previous: StepReport | None = None
         written: dict[int, np.ndarray[tuple[int], np.dtype[np.uint8]]] = {}
         for step in bound.plan.steps:
             if isinstance(step, MemsetStep):
                 _memset(bound, space, step)
+                previous = None
                 continue
             if not isinstance(step, KernelStep):
                 continue
+            _set_pending(space, step, previous)
             report, found = self._launch(space, step, values[step.entry])
             steps.append(report)
+            previous = report
             faults += found
             for a in space.allocations:
                 written[a.base] = written[a.base] | a.written if a.base in written else a.written
@@ -244,7 +255,7 @@ class VirtualGpu:
         raw, sites, totals = core().run(program.code, args, MAX_FAULTS)
         seconds = time.perf_counter() - start
         faults = [describe_fault(f, program, space, step) for f in raw]
-        report = step_report(program, space, sites, totals, seconds)
+        report = replace(step_report(program, space, sites, totals, seconds), benign_races=totals.benign)
         space.allocations = [a for a in space.allocations if a.base < MODULE_BASE]
         return report, faults
 
@@ -262,7 +273,22 @@ class VirtualGpu:
             cooperative=cooperative,
             max_warp_instructions=o.max_warp_instructions,
             shuffle_seed=o.shuffle_seed,
+            strict_stores=o.strict_stores,
         )
+
+
+def _set_pending(space: AddressSpace, step: KernelStep, previous: StepReport | None) -> None:
+    """Marks what a kernel must not touch before `griddepcontrol.wait`: what the one before it wrote or read.
+
+    That one's own predecessors have ended where it waited for them; else they are still in flight.
+    """
+    overlaps = step.attributes.programmatic_dependent_launch and previous is not None
+    waited = previous is not None and any(s.executed for s in previous.sites if s.instruction == "griddepcontrol.wait")
+    for a in space.allocations:
+        written, read = a.written, a.read
+        if not waited and a.pending_written is not None and a.pending_read is not None:
+            written, read = written | a.pending_written, read | a.pending_read
+        a.pending_written, a.pending_read = (written, read) if overlaps else (None, None)
 
 
 def _check_target(program: Program, capability: int) -> None:
@@ -272,7 +298,9 @@ def _check_target(program: Program, capability: int) -> None:
         return
     target = int(digits)
     if target > capability or (specific and target != capability):
-        raise ValueError(f"{program.entry} is compiled for {program.target}; the device is sm_{capability}")
+        raise ValueError(
+            f"{program.entry} is compiled for {program.target}; the device is sm_{capability}: build it for that"
+        )
 
 
 def _const_arrays(program: Program) -> tuple[np.ndarray[tuple[int], np.dtype[np.generic]], ...]:

@@ -83,6 +83,8 @@ inline bool locate(Ctx& c, Warp& w, const Instr& i, i32 lane, u64 address, i32 s
         if (a->freed) return fault_at(c, w, USE_AFTER_FREE, i, lane, address, size, space, a->index);
         const u64 offset = address - a->base;
         if (a->gaps && bits_at(a->gaps, offset, size)) return fault_at(c, w, OUT_OF_BOUNDS, i, lane, address, size, space, a->index);
+        if (a->pending_written && !(w.waited >> lane & 1) && bits_at(a->pending_written, offset, size))
+            return fault_at(c, w, PROGRAMMATIC_ORDER, i, lane, address, size, space, a->index);
         cached = i32(a - c.launch.args.allocs);
         out = {a->host + offset, a, offset, nullptr, 0};
         return true;
@@ -112,7 +114,7 @@ inline bool locate_quick(Ctx& c, i32 site_alloc, u64 address, i32 size, i32 spac
     if (space != GLOBAL || site_alloc < 0) return false;
     Alloc& a = c.launch.args.allocs[site_alloc];
     const u64 offset = address - a.base;
-    if (offset >= a.size || offset + u64(size) > a.size || a.freed || a.gaps) return false;
+    if (offset >= a.size || offset + u64(size) > a.size || a.freed || a.gaps || a.pending_written) return false;
     out = {a.host + offset, &a, offset, nullptr, 0};
     return true;
 }
@@ -269,7 +271,26 @@ inline bool settled16(const u8* state) {
     return x == 0x0101010101010101ull && y == x;
 }
 
-enum MemFlags : i32 { STRONG = 1, ACQUIRE = 2, RELEASE = 4 };
+enum MemFlags : i32 { STRONG = 1, ACQUIRE = 2, RELEASE = 4, CTA_SCOPE = 8 };
+
+// What orders accesses is a variable of shared or global memory, by its address there; local memory orders nothing.
+inline bool sync_variable(u64& address, i32 space) {
+    if (space == LOCAL || (space == GENERIC && address - LOCAL_WINDOW < WINDOW_BYTES)) return false;
+    if (space == GENERIC && address - SHARED_WINDOW < WINDOW_BYTES) address -= SHARED_WINDOW;
+    return true;
+}
+// A strong store or atomic, before it writes; a strong load or atomic, after it has read. Both under the atomics' lock.
+inline void release_at(Ctx& c, Warp& w, u64 address, i32 space, i32 flags) {
+    if (!sync_variable(address, space)) return;
+    release_in_cta(c, w, address, flags & RELEASE);
+    if (address >= WINDOW_BYTES && !(flags & CTA_SCOPE)) release_to(c, w, address, flags & RELEASE);
+}
+inline void acquire_at(Ctx& c, Warp& w, u64 address, i32 space, i32 flags) {
+    if (!sync_variable(address, space)) return;
+    if (!(flags & ACQUIRE)) return observe(w, address);
+    acquire_in_cta(c, w, address);
+    if (address >= WINDOW_BYTES && !(flags & CTA_SCOPE)) acquire_from(c, w, address);
+}
 
 // ld: ops = d0.. dn-1, base. p: 0 space, 1 base bytes, 2 element bytes, 3 count, 4 register bytes, 5 signed, 6 MemFlags.
 inline void op_ld(Ctx& c, Warp& w, const Instr& i, u32 exec) {
@@ -297,10 +318,10 @@ inline void op_ld(Ctx& c, Warp& w, const Instr& i, u32 exec) {
         }
         any |= invalid[l];
     }
-    if (i.p[6] & ACQUIRE) {
+    if (strong) {
         SpinLock lock(c.launch.atomics);
-        for (u32 m = exec; m; m &= m - 1) acquire_from(c, w, at[first_lane(m)]);
-    } else if (strong && global) for (u32 m = exec; m; m &= m - 1) observe(w, at[first_lane(m)]);
+        for (u32 m = exec; m; m &= m - 1) acquire_at(c, w, at[first_lane(m)], i.p[0], i.p[6]);
+    }
     for (i32 e = 0; e < n; ++e) {
         const i32 d = i.ops[e];
         u8* out = row<u8>(w, d);
@@ -332,6 +353,8 @@ inline bool write_bytes(Ctx& c, Warp& w, const Instr& i, i32 lane, u64 address, 
     if (p.alloc) {
         Alloc& a = *p.alloc;
         if (a.access == IN || a.access == CONSTANT) return fault_at(c, w, MUTATED_INPUT, i, lane, address, size, GLOBAL, a.index);
+        if (a.pending_read && !(w.waited >> lane & 1) && bits_at(a.pending_read, p.offset, size))
+            return fault_at(c, w, PROGRAMMATIC_ORDER, i, lane, address, size, GLOBAL, a.index);
         if (invalid && a.access != WORKSPACE) report(c, UNINIT_OUTPUT, pc_of(c, i), thread_of(w, lane), address, a.index, size, GLOBAL);
         race_global(c, w, lane, a, p.offset, size, true, strong, pc_of(c, i), same_bytes(p.data, data, size));
         copy_bytes(p.data, data, size);
@@ -357,9 +380,9 @@ inline void op_st(Ctx& c, Warp& w, const Instr& i, u32 exec) {
     for (i32 e = 0; e < n; ++e) bad |= w.bad[i.ops[1 + e]];
     bool shared = false, global = false;
     const bool strong = i.p[6] & STRONG;
-    if (strong && i.p[0] != SHARED && i.p[0] != LOCAL) {
+    if (strong) {
         SpinLock lock(c.launch.atomics);
-        for (u32 m = exec; m; m &= m - 1) release_to(c, w, at[first_lane(m)], i.p[6] & RELEASE);
+        for (u32 m = exec; m; m &= m - 1) release_at(c, w, at[first_lane(m)], i.p[0], i.p[6]);
     }
     for (u32 m = exec; m; m &= m - 1) {
         const int l = __builtin_ctz(m);

@@ -129,6 +129,8 @@ inline void start_cta(const Launch& launch, Cta& cta, i64 linear) {
     cta.chunks.assign(a.options.check_races ? (shared + 15) / 16 : 0, WordRecord{});
     cta.words.resize(cta.chunks.size() * 4);  // filled when a chunk is split
     cta.bytes.clear();
+    cta.released.clear();
+    cta.reader_times.clear();
     for (Barrier& b : cta.barriers) b = Barrier{0, 0, -1, {}, 0, true, false};
     cta.time = 1;
     cta.failed = false;
@@ -158,7 +160,15 @@ inline void report_stuck(Ctx& c, i32 kind) {
                 const bool bar = c.launch.code[s.pc].fn == registry()["bar"];
                 what = bar ? DIVERGENT_BARRIER : DIVERGENT_SYNC;
             }
-            report(c, what, s.pc, thread_of(w, first_lane(s.mask)));
+            // once per place: the address tells the limit, the other thread how many warps are there
+            i32 here = 0;
+            for (const Warp& v : c.cta.warps) {
+                bool stuck = false;
+                for (const Split& t : v.splits) stuck |= t.pc == s.pc && t.mask & v.live;
+                here += stuck;
+            }
+            const u64 limit = kind == ENDLESS_LOOP ? c.launch.args.options.max_warp_instructions : 0;
+            report(c, what, s.pc, thread_of(w, first_lane(s.mask)), limit, -1, 0, 0, here);
         }
     c.cta.failed = true;
 }
