@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-import ctypes
 import struct
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
+from pagedtune.kernels.arguments import Argument, check_abi, check_alignment
 from pagedtune.kernels.artifact import Artifact, ArtifactKind, KernelAbi
-from pagedtune.kernels.launch import BoundPlan, CType, KernelStep, MemsetStep
-from pagedtune.kernels.native import check_abi, usable_cores
+from pagedtune.kernels.launch import Arg, BoundPlan, CType, KernelStep, MemsetStep, SlotArg
+from pagedtune.kernels.native import usable_cores
 from pagedtune.kernels.slot import Access
 
-from .address_space import CONSTANT, AddressSpace, unwritten_elements
-from .core_library import LaunchArgs, RawOptions, core
+from .address_space import AddressSpace, unwritten_elements
+from .core_library import RawOptions, core
 from .decoder import decode
-from .program import MODULE_BASE, PARAM_BASE, Program
+from .grid import MAX_FAULTS, forget_module, run_grid
+from .program import Program
 from .ptx_parser import parse
 from .ptx_tokens import PtxError
 from .report import Fault, FaultKind, RunReport, StepReport, VirtualGpuError
 from .summary import describe_fault, step_report
 
-MAX_FAULTS = 64
 _PACK = {CType.POINTER: "<Q", CType.I64: "<q", CType.I32: "<i", CType.F32: "<f"}
 _SIZES = {CType.POINTER: 8, CType.I64: 8, CType.I32: 4, CType.F32: 4}
 
@@ -180,51 +179,25 @@ class VirtualGpu:
         """The parameter buffer, with virtual addresses; checks the alignments that the binary assumes."""
         kernel = self._kernels[step.entry]
         data = bytearray(kernel.program.param_bytes)
-        for k, (arg, param) in enumerate(zip(step.args, kernel.program.params, strict=True)):
-            ctype, value = bound.resolve(arg)
-            if ctype is CType.POINTER and value:
-                value = space.address(arg.slot)  # type: ignore[union-attr]
-            align = kernel.abi.align.get(k, 1)
-            if ctype is not CType.F32 and int(value) % align:
-                raise ValueError(
-                    f"{step.entry}: argument {k} ({arg}) is {value:#x}, but the binary assumes a multiple of {align}"
-                )
-            struct.pack_into(_PACK[ctype], data, param.offset, value)
+        arguments = [Argument(arg, *self._resolve(bound, space, arg)) for arg in step.args]
+        check_alignment(step.entry, kernel.abi, arguments)
+        for argument, param in zip(arguments, kernel.program.params, strict=True):
+            struct.pack_into(_PACK[argument.ctype], data, param.offset, argument.value)
         return bytes(data)
+
+    @staticmethod
+    def _resolve(bound: BoundPlan, space: AddressSpace, arg: Arg) -> tuple[CType, int | float]:
+        ctype, value = bound.resolve(arg)
+        return ctype, space.address(arg.slot) if isinstance(arg, SlotArg) and value else value
 
     def _launch(self, space: AddressSpace, step: KernelStep, params: bytes) -> tuple[StepReport, list[Fault]]:
         kernel = self._kernels[step.entry]
         program = kernel.program
-        buffers = _module_variables(space, program)
-        buffers.append(np.frombuffer(params + bytes(16), np.uint8).copy())
-        space.add("kernel parameters", PARAM_BASE, buffers[-1][: max(len(params), 1)], CONSTANT)
-        space.reset_touched()
-        table = space.table()
-        arrays = _const_arrays(program)
-        args = LaunchArgs(
-            grid=step.grid,
-            block=step.block,
-            dynamic_shared=max(step.shared_bytes, kernel.dynamic_shared),
-            static_shared=program.static_shared,
-            local_bytes=program.local_bytes,
-            num_units=program.num_units,
-            num_consts=len(program.consts),
-            param_bytes=len(params),
-            params=buffers[-1].ctypes.data,
-            const_units=arrays[0].ctypes.data,
-            const_widths=arrays[1].ctypes.data,
-            const_values=arrays[2].ctypes.data,
-            special_units=arrays[3].ctypes.data,
-            allocs=ctypes.addressof(table),
-            num_allocs=len(space.allocations),
-            options=self._raw_options(step),
-        )
-        start = time.perf_counter()
-        raw, sites, barriers = core().run(program.code, args, MAX_FAULTS)
-        seconds = time.perf_counter() - start
-        faults = [describe_fault(f, program, space, step) for f in raw]
-        report = step_report(program, space, sites, barriers, seconds)
-        space.allocations = [a for a in space.allocations if a.base < MODULE_BASE]
+        dynamic_shared = max(step.shared_bytes, kernel.dynamic_shared)
+        raw = run_grid(program, space, step.grid, step.block, params, dynamic_shared, self._raw_options(step))
+        faults = [describe_fault(f, program, space, step) for f in raw.faults]
+        report = step_report(program, space, raw.sites, raw.barriers, raw.seconds)
+        forget_module(space)
         return report, faults
 
     def _raw_options(self, step: KernelStep) -> RawOptions:
@@ -252,24 +225,6 @@ def _check_target(program: Program, capability: int) -> None:
     target = int(digits)
     if target > capability or (specific and target != capability):
         raise ValueError(f"{program.entry} is compiled for {program.target}; the device is sm_{capability}")
-
-
-def _const_arrays(program: Program) -> tuple[np.ndarray[tuple[int], np.dtype[np.generic]], ...]:
-    units = np.array([c[0] for c in program.consts], np.int32)
-    widths = np.array([c[1] for c in program.consts], np.int32)
-    values = np.array([c[2] for c in program.consts], np.uint64)
-    return units, widths, values, np.array(program.specials, np.int32)
-
-
-def _module_variables(space: AddressSpace, program: Program) -> list[np.ndarray[tuple[int], np.dtype[np.uint8]]]:
-    buffers = []
-    for address, variable in program.variables.items():
-        data = np.zeros(max(variable.num_bytes, 1), np.uint8)
-        if variable.data:
-            data[: len(variable.data)] = np.frombuffer(variable.data, np.uint8)
-        buffers.append(data)
-        space.add(variable.name, address, data, CONSTANT if variable.space == "const" else 2)
-    return buffers
 
 
 def _memset(bound: BoundPlan, space: AddressSpace, step: MemsetStep) -> None:
