@@ -58,7 +58,8 @@ class Allocation:
 
 def bitmap(num_bytes: int, fill: bool = False) -> Bitmap:
     """A bitmap over `num_bytes`, with slack for wide reads."""
-    return np.full(num_bytes // 8 + 16, 255 if fill else 0, np.uint8)
+    size = num_bytes // 8 + 16
+    return np.full(size, 255, np.uint8) if fill else np.zeros(size, np.uint8)  # zeros take memory when they are touched
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
