@@ -28,9 +28,9 @@ RELATIVE_ONLY = {"kernels", "runtime"}
 SHIPPED_THIRD_PARTY = {"numpy", "torch"}
 # Compilers: only files named build*.py or *_build.py, which do not ship, and there only inside functions.
 COMPILERS = {"triton", "cuda", "ziglang"}
-# Where the import name of a distribution is not its own name.
 # The one door of what ships to the CUDA driver; the bindings need no GPU to be there until a kernel is launched.
 DRIVER_DOOR = "kernels/cuda_driver.py"
+# Where the import name of a distribution is not its own name.
 IMPORT_NAMES = {"pyyaml": "yaml", "cuda-bindings": "cuda"}
 
 
