@@ -30,14 +30,12 @@ class CudaContext:
     def __init__(self, driver: Any = None, ordinal: int = 0) -> None:
         self.driver = load_driver() if driver is None else driver
         self.emulated = bool(getattr(self.driver, "emulated", False))
+        self._closed = False
         self._device = self.call("cuDeviceGet", ordinal, doing=f"opening CUDA device {ordinal}")
-        self._retain()
-
-    def _retain(self) -> None:
         context = self.call("cuDevicePrimaryCtxRetain", self._device, doing="retaining the primary context")
         self.call("cuCtxSetCurrent", context, doing="making the primary context current")
-        none_blocking = self.driver.CUstream_flags.CU_STREAM_NON_BLOCKING
-        self.stream = int(self.call("cuStreamCreate", int(none_blocking), doing="making a stream"))
+        flags = int(self.driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
+        self.stream = int(self.call("cuStreamCreate", flags, doing="making a stream"))
 
     def call(self, name: str, *args: Any, doing: str) -> Any:
         """The result of a driver call, as `kernels.cuda_driver.call`."""
@@ -51,10 +49,19 @@ class CudaContext:
 
     def close(self) -> None:
         """Gives stream and context back; a context that a fault has broken is given back all the same."""
+        self._closed = True
         with contextlib.suppress(DriverError):
             self.call("cuStreamDestroy", self.stream, doing="ending the stream")
         with contextlib.suppress(DriverError):
             self.call("cuDevicePrimaryCtxRelease", self._device, doing="releasing the primary context")
+
+    def discard(self, name: str, handle: Any) -> None:
+        """Gives an object back when nothing refers to it: in a closed context it is gone, and its handle may be reused.
+
+        Nothing can be reported from here: after a fault the driver refuses, and the context is lost anyway.
+        """
+        if not self._closed:
+            getattr(self.driver, name)(handle)
 
     def attribute(self, name: str) -> int:
         """A device attribute, e.g. `MULTIPROCESSOR_COUNT`."""
@@ -135,8 +142,7 @@ class DeviceMemory:
         self._context, self.num_bytes = context, num_bytes
         size = max(num_bytes, 1)
         self.address = int(context.call("cuMemAlloc", size, doing=f"allocating {size} bytes on the device"))
-        # A finaliser cannot report: after a fault the driver refuses to free, and the context is lost anyway.
-        self._finaliser = weakref.finalize(self, context.driver.cuMemFree, self.address)
+        self._finaliser = weakref.finalize(self, context.discard, "cuMemFree", self.address)
         self._finaliser.atexit = False
 
     def free(self) -> None:
@@ -186,7 +192,7 @@ class Graph:
             self._executable = context.call("cuGraphInstantiate", graph, 0, doing="instantiating a graph")
         finally:
             context.call("cuGraphDestroy", graph, doing="dropping a graph")
-        self._finaliser = weakref.finalize(self, context.driver.cuGraphExecDestroy, self._executable)
+        self._finaliser = weakref.finalize(self, context.discard, "cuGraphExecDestroy", self._executable)
         self._finaliser.atexit = False
 
     def replay(self) -> None:
@@ -201,7 +207,7 @@ class Timer:
         self._context = context
         self._events = [context.call("cuEventCreate", 0, doing="making an event") for _ in range(2)]
         for event in self._events:
-            weakref.finalize(self, context.driver.cuEventDestroy, event).atexit = False
+            weakref.finalize(self, context.discard, "cuEventDestroy", event).atexit = False
 
     def start(self) -> None:
         """Marks the beginning."""

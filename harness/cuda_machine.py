@@ -62,6 +62,7 @@ class CudaMachine:
         self._context = context
         self._artifacts = tuple(artifacts)
         self._mirrors: tuple[Mirror, ...] = ()
+        self._high_pools: dict[tuple[str, int], DeviceMemory] = {}
         self._executor = CudaExecutor(artifacts, context.driver, lambda: context.stream, self._address)
 
     def __enter__(self) -> CudaMachine:
@@ -85,7 +86,7 @@ class CudaMachine:
             OSError: the device has no room for a high pool.
             LaunchError: the driver refuses (also raised by the function, with what a fault on the device looks like).
         """
-        mirrors = tuple(self._mirror(carved) for carved in _distinct(inputs))
+        mirrors = tuple(self._mirror(name, carved) for name, carved in _distinct(inputs))
         self._mirrors = mirrors  # `_address` looks there while the arguments are packed
         launch = self._executor.prepare(plan.bind(inputs.tensors))
         entries = ", ".join(entry for artifact in self._artifacts for entry in artifact.abi)
@@ -100,7 +101,7 @@ class CudaMachine:
 
         return run
 
-    def _mirror(self, carved: Carved) -> Mirror:
+    def _mirror(self, name: str, carved: Carved) -> Mirror:
         """Room for an allocation, at the same alignment; for a high pool, room for all of it."""
         parent = carved.parent
         num_bytes = parent.numel() * parent.element_size()
@@ -108,15 +109,22 @@ class CudaMachine:
             offset = parent.data_ptr() % ALIGNMENT
             return Mirror(parent, self._context.allocate(num_bytes + offset), offset, parent.data_ptr())
         offset = parent.data_ptr() - carved.view.data_ptr()
-        try:
-            memory = self._context.allocate(offset + num_bytes)
-        except DriverError as error:
-            if error.name != "CUDA_ERROR_OUT_OF_MEMORY":
-                raise
-            raise OSError(errno.ENOMEM, str(error)) from error
-        if not self._context.emulated:  # where it would take gigabytes of this process's memory
-            memory.fill(OUTSIDE_BYTE)
+        memory = self._high_pool(name, offset + num_bytes)
         return Mirror(parent, memory, offset, carved.view.data_ptr())
+
+    def _high_pool(self, name: str, num_bytes: int) -> DeviceMemory:
+        """Room that all launches of a case share: two of them would not fit, and each sends its window anew."""
+        if (name, num_bytes) not in self._high_pools:
+            try:
+                memory = self._context.allocate(num_bytes)
+            except DriverError as error:
+                if error.name != "CUDA_ERROR_OUT_OF_MEMORY":
+                    raise
+                raise OSError(errno.ENOMEM, str(error)) from error
+            if not self._context.emulated:  # where it would take gigabytes of this process's memory
+                memory.fill(OUTSIDE_BYTE)
+            self._high_pools[name, num_bytes] = memory
+        return self._high_pools[name, num_bytes]
 
     def _address(self, tensor: torch.Tensor) -> int:
         """Address on the device of what a tensor on the host shows."""
@@ -130,7 +138,7 @@ class CudaMachine:
         raise ValueError(f"a tensor at {host:#x} lies in none of the {len(self._mirrors)} mirrored allocations")
 
 
-def _distinct(inputs: Inputs) -> Iterable[Carved]:
-    """Each allocation once."""
-    carved = (*inputs.slots.values(), *inputs.workspaces.values())
-    return {each.parent.data_ptr(): each for each in carved}.values()
+def _distinct(inputs: Inputs) -> Iterable[tuple[str, Carved]]:
+    """Each allocation once, with the name of a tensor in it."""
+    carved = {**inputs.slots, **inputs.workspaces}
+    return {each.parent.data_ptr(): (name, each) for name, each in carved.items()}.values()
