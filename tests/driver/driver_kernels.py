@@ -68,6 +68,14 @@ STORE = """
 """
 STORE_ABI = KernelAbi((CType.POINTER, CType.I64))
 
+NOTHING = """
+.visible .entry nothing()
+{
+ ret;
+}
+"""
+NOTHING_ABI = KernelAbi(())
+
 
 def make_artifact(
     folder: Path, entry: str, body: str, abi: KernelAbi, resources: Resources | None = None, target: str = "sm_90"
