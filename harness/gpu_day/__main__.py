@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 import time
@@ -12,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pagedtune.harness.device_lock import DeviceBusy, device_lock
 from pagedtune.harness.gpu_day import bandwidth, facts, gate, timings, tools
 from pagedtune.harness.gpu_day.child import run_in_child
 from pagedtune.harness.gpu_day.journal import Journal
@@ -22,6 +24,7 @@ from pagedtune.kernels.serial import from_jsonable, to_jsonable
 
 DEFAULT_BUDGET_S = 450.0  # with start and end, below eight minutes
 PROBE_S = 60.0
+LOCK_S = 5.0
 MIN_STAGE_S = 2.0
 DRY_FOLDER = ROOT / "build" / "gpu_day_dry"
 GATE_FAILURES = ("wrong", "corrupted", "crashed", "timeout", "build_failed")
@@ -58,7 +61,12 @@ def main(arguments: list[str] | None = None) -> int:
     run = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{os.getpid()}"
     journal = Journal(folder, run, "emulated" if options.dry else "on-device")
     chosen = [stage for stage in STAGES if not options.stages or stage.name in options.stages]
-    complete = _run_stages(chosen, device, journal, started + options.budget, options.seed)
+    try:
+        with contextlib.nullcontext() if options.dry else device_lock(device, LOCK_S):
+            complete = _run_stages(chosen, device, journal, started + options.budget, options.seed)
+    except DeviceBusy as error:
+        print(f"{error}: it would be in the way of these times, and they in its", file=sys.stderr)
+        return 2
     text = summarise(journal)
     journal.write_summary(text)
     sys.stdout.write(text)
