@@ -94,6 +94,10 @@ class StandInDriver(StandInStreams):
         return self._device.product.encode()[: length - 1].ljust(length, b"\0")
 
     @api(1, context=False)
+    def cuDeviceGetPCIBusId(self, length: int, device: Any) -> bytes:
+        return f"0000:{int(device):02X}:00.0".encode().ljust(length, b"\0")
+
+    @api(1, context=False)
     def cuDeviceTotalMem(self, device: Any) -> int:
         return self._device.memory_bytes or 1 << 34
 

@@ -9,6 +9,7 @@ from glob import glob
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from pagedtune.harness.cuda_context import CudaContext
 from pagedtune.harness.gpu_day.session import Session, data_sheet
 from pagedtune.harness.nvml import find_nvml
 from pagedtune.kernels.cubin import find_cuda_tool
@@ -25,7 +26,7 @@ def run(session: Session) -> dict[str, Any]:
     with session.open() as context:
         device = context.device()
         driver_version = int(context.call("cuDriverGetVersion", doing="reading the driver's version"))
-        bus_id = "" if session.dry else pci_bus_id(context.driver)
+        bus_id = pci_bus_id(context)
     nvml = None if session.dry else find_nvml(bus_id)
     contradictions = compare(device, data_sheet(device.name))
     session.journal.add(
@@ -39,10 +40,11 @@ def run(session: Session) -> dict[str, Any]:
     return {"contradictions": len(contradictions)}
 
 
-def pci_bus_id(driver: Any) -> str:
-    """Bus id of device 0, by which NVML finds the same one; empty where the driver does not tell."""
-    status, raw = driver.cuDeviceGetPCIBusId(32, driver.cuDeviceGet(0)[1])
-    return "" if int(status) else raw.partition(b"\0")[0].decode().strip()
+def pci_bus_id(context: CudaContext) -> str:
+    """Bus id of device 0, by which NVML finds the same one."""
+    device = context.call("cuDeviceGet", 0, doing="opening CUDA device 0")
+    raw = context.call("cuDeviceGetPCIBusId", 32, device, doing="reading the device's bus id")
+    return str(raw.partition(b"\0")[0].decode().strip())
 
 
 def compare(device: Device, sheet: dict[str, str]) -> list[str]:

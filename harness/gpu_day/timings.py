@@ -84,7 +84,7 @@ def run(session: Session) -> dict[str, Any]:
     cells = DRY_CELLS if session.dry else CELLS
     done = 0
     with session.open() as context:
-        nvml = None if session.dry else find_nvml(facts.pci_bus_id(context.driver))
+        nvml = None if session.dry else find_nvml(facts.pci_bus_id(context))
         for index, cell in enumerate(cells):
             limit_s = session.left_s / (len(cells) - index)
             if not session.dry and limit_s < MIN_CELL_S:

@@ -26,7 +26,7 @@ ABSENT = ("allpairspy", "yaml", "pydantic", "typer", "rich", "pandas", "matplotl
 
 def run_python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", code, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
 
 
 def gpu_day(*arguments: str, absent: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
@@ -38,7 +38,7 @@ def gpu_day(*arguments: str, absent: Sequence[str] = ()) -> subprocess.Completed
 def dry_day(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
     pytest.importorskip("triton")
     folder = tmp_path_factory.mktemp("gpu_day")
-    return gpu_day("--dry", "--budget", "100", "--results", str(folder), absent=ABSENT), folder
+    return gpu_day("--dry", "--budget", "220", "--results", str(folder), absent=ABSENT), folder
 
 
 def lines_of(folder: Path, stage: str) -> list[dict[str, object]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -188,6 +189,21 @@ def test_the_device_is_described_as_the_driver_tells_it(context: CudaContext) ->
     facts = ("name", "product", "capability", "num_units", "registers_per_unit", "shared_bytes_per_block", "l2_bytes")
     assert [getattr(device, f) for f in facts] == [getattr(H100, f) for f in facts]
     assert device.bandwidth_gb_s is None  # the stand-in has no memory clock
+
+
+def test_every_call_is_one_of_the_bindings_with_as_many_arguments() -> None:
+    """The bindings embed their signatures as the first line of each docstring: `cuMemFree(dptr)`."""
+    from cuda.bindings import driver as real
+
+    mine = {name: getattr(StandInDriver, name) for name in dir(StandInDriver) if name.startswith("cu")}
+    calls = {name: function for name, function in mine.items() if callable(function)}
+    assert len(calls) > 30
+    for name, function in calls.items():
+        signature = getattr(real, name).__doc__.splitlines()[0]
+        inside = signature.partition("(")[2].rpartition(")")[0]
+        assert len([part for part in inside.split(",") if part]) == len(inspect.signature(function).parameters) - 1, (
+            name
+        )
 
 
 def test_a_plan_of_nothing_prepares_to_nothing(context: CudaContext) -> None:
