@@ -27,7 +27,7 @@ help: ## show this list
 	    'PROMPT="Hello"' 'what to generate an answer to' \
 	    'ARGS="--help"' 'anything else for the command line' \
 	    'PYTHON=python3.12' 'interpreter for a new environment' \
-	    'GPU_DAY_PYTHON=python3.12' 'what `make gpu-day` runs with: numpy, torch, Triton, cuda-bindings (default: python3)' \
+	    'GPU_DAY_PYTHON=python3' 'what gpu-day runs with: it has numpy, torch, Triton and cuda-bindings' \
 	    'EXTRAS=gpu' 'optional dependencies to install: gpu, compiler'
 
 .PHONY: setup

@@ -17,7 +17,9 @@ from pagedtune.harness.gpu_day.child import run_in_child
 from pagedtune.harness.gpu_day.session import Session
 from pagedtune.harness.listing import list_cases
 from pagedtune.kernels.catalogue import find_variant
+from pagedtune.kernels.cuda_driver import DriverError
 from pagedtune.kernels.device import Device
+from pagedtune.kernels.record import Status
 from pagedtune.kernels.serial import from_jsonable, to_jsonable
 from pagedtune.kernels.variant import BuildError, Config
 
@@ -111,7 +113,7 @@ def gate(session: Session) -> dict[str, Any]:
         ended = run_in_child(partial(_batch, session, planned[first:]), session.left_s - 1, nested=True)
         reached = len(session.journal.lines("gate"))
         if ended.status in ("crashed", "timeout") and reached < len(planned) and session.left_s > MIN_BATCH_S:
-            _record(session, planned[reached], "crashed", ended.message)
+            _record(session, planned[reached], Status.CRASHED, ended.message)
         elif ended.status == "raised" and reached == first:
             raise RuntimeError(ended.message)  # it is not about a case
         elif ended.status == "timeout":
@@ -132,9 +134,15 @@ def _batch(session: Session, planned: Sequence[Planned]) -> None:
                 return
             try:
                 result = run_case(find_variant(each.variant), each.configured(), each.case, session.device, machines)
-            except Exception as error:  # noqa: BLE001 - a case that raises is a result
-                _record(session, each, "crashed", f"{type(error).__name__}: {error}")
+            except BuildError as error:
+                _record(session, each, Status.BUILD_FAILED, str(error))
+                continue
+            except DriverError as error:
+                _record(session, each, Status.CRASHED, str(error))
                 return  # perhaps the context is lost: the next case gets a fresh one
+            except Exception as error:  # noqa: BLE001 - a case that raises is a result
+                _record(session, each, Status.CRASHED, f"{type(error).__name__}: {error}")
+                continue
             _record(session, each, result.status, result.reason, result.error_ratio, result.duration_s)
 
 

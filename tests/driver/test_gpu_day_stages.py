@@ -23,9 +23,11 @@ from pagedtune.harness.gpu_day.device_tensors import DeviceTensors
 from pagedtune.harness.gpu_day.journal import Journal
 from pagedtune.harness.gpu_day.session import Session
 from pagedtune.harness.verdicts import CaseResult
+from pagedtune.kernels.cuda_driver import DriverError
 from pagedtune.kernels.cuda_paged import CudaPaged
 from pagedtune.kernels.launch import KernelStep, LaunchPlan, ScalarArg
 from pagedtune.kernels.record import Status
+from pagedtune.kernels.variant import BuildError
 
 (CELL,) = DRY_CELLS
 
@@ -161,8 +163,10 @@ def test_the_gate_goes_on_after_cases_that_raise_or_end_the_process(
     def fake_case(variant: Any, config: Any, case: Any, device: Any, machines: Any) -> CaseResult:
         number = len(session.journal.lines("gate"))
         if number == 1:
-            raise RuntimeError("the context is lost")
-        if number == 3:
+            raise DriverError("CUDA_ERROR_ILLEGAL_ADDRESS", "the context is lost")
+        if number == 2:
+            raise BuildError("the compiler is missing")
+        if number == 4:
             raise SystemExit
         return CaseResult(case.key, Status.PASSED, error_ratio=0.25)
 
@@ -177,13 +181,16 @@ def test_the_gate_goes_on_after_cases_that_raise_or_end_the_process(
     monkeypatch.setattr(Session, "open", counting_open)
     counts = gate.gate(session)
     lines = session.journal.lines("gate")
-    assert [line["status"] for line in lines] == ["passed", "crashed", "passed", "crashed", "passed", "passed"]
-    assert [line["reason"] for line in lines if line["status"] == "crashed"] == [
-        "RuntimeError: the context is lost",
-        "ended without a word",
+    assert [(line["status"], line["reason"]) for line in lines] == [
+        ("passed", ""),
+        ("crashed", "the context is lost"),
+        ("build_failed", "the compiler is missing"),
+        ("passed", ""),
+        ("crashed", "ended without a word"),
+        ("passed", ""),
     ]
-    assert counts == {"planned": 6, "run": 6, "crashed": 2, "passed": 4}
-    assert len(contexts) == 3  # a fresh one after each
+    assert counts == {"planned": 6, "run": 6, "build_failed": 1, "crashed": 2, "passed": 3}
+    assert len(contexts) == 3  # a fresh one after the fault and after the crash
 
 
 def test_variants_take_turns_and_the_order_is_by_lot(session: Session) -> None:
