@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import random
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, zip_longest
@@ -65,7 +66,8 @@ def build(session: Session, others: Sequence[tuple[str, Any]] = ()) -> dict[str,
     """
     wanted = [*others, *((p.variant, (p.case.problem, p.case.pool_format, p.configured())) for p in _plan(session))]
     unique = list(dict.fromkeys(wanted))
-    import triton  # noqa: F401 - before the fork, once for all builders
+    with suppress(ImportError):  # before the fork, once for all builders
+        import triton  # noqa: F401
 
     num_builders = min(len(os.sched_getaffinity(0)), len(unique))
     with multiprocessing.get_context("fork").Pool(num_builders) as pool:
@@ -102,6 +104,8 @@ def _build_one(job: tuple[str, Any, Device]) -> str:
         find_variant(name).build(problem, pool_format, config, device)
     except BuildError as error:
         return f"{name}: {str(error).splitlines()[0]}"
+    except Exception as error:  # noqa: BLE001 - the gate will meet it again, and name the case
+        return f"{name}: {type(error).__name__}: {error}"
     return ""
 
 

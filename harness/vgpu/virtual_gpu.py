@@ -154,19 +154,17 @@ class VirtualGpu:
 
     def _run(self, bound: BoundPlan) -> RunReport:
         space = AddressSpace(bound, self.options.uninitialised, self.options.freed, self.options.windows)
-        values = {
-            step.entry: self._arguments(bound, space, step) for step in bound.plan.steps if isinstance(step, KernelStep)
-        }
+        values = [self._arguments(bound, space, s) if isinstance(s, KernelStep) else b"" for s in bound.plan.steps]
         steps: list[StepReport] = []
         faults: list[Fault] = []
         written: dict[int, np.ndarray[tuple[int], np.dtype[np.uint8]]] = {}
-        for step in bound.plan.steps:
+        for step, params in zip(bound.plan.steps, values, strict=True):
             if isinstance(step, MemsetStep):
                 _memset(bound, space, step)
                 continue
             if not isinstance(step, KernelStep):
                 continue
-            report, found = self._launch(space, step, values[step.entry])
+            report, found = self._launch(space, step, params)
             steps.append(report)
             faults += found
             for a in space.allocations:
