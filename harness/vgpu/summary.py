@@ -78,7 +78,7 @@ def step_report(
         bytes_in_flight_max=totals.most_flying,
         bytes_in_flight_mean=totals.flying_area / max(1, totals.instructions),
     )
-    return StepReport(program.entry, seconds, counters, SiteTable(program, sites))
+    return StepReport(program.entry, seconds, counters, SiteTable(program, sites), totals.benign)
 
 
 class SiteTable(Sequence[SiteReport]):
