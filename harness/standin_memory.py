@@ -93,10 +93,11 @@ class StandInMemory:
         """What a kernel sees: all live allocations, and the freed ones, whose use is a fault."""
         space = AddressSpace(BoundPlan(LaunchPlan((), {}), {}))
         readable = ACCESS_CODES[Access.INOUT]
-        for number, found in enumerate(self._live.values()):
+        # Copies: a finaliser that the garbage collector runs meanwhile may free memory.
+        for number, found in enumerate(tuple(self._live.values())):
             space.add(f"allocation {number}", found.base, found.host, readable)
         dead = np.zeros(1, np.uint8)
-        for base, num_bytes in self._freed:
+        for base, num_bytes in tuple(self._freed):
             space.add("freed memory", base, dead, readable)
             space.allocations[-1].freed, space.allocations[-1].num_bytes = True, num_bytes
         return space
