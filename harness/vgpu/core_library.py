@@ -102,16 +102,15 @@ class Totals:
     Args:
         barriers: warp arrivals at CTA barriers.
         most_flying: most bytes that one CTA had on their way from global memory.
-        flying_area: such bytes, summed over the warp instructions (`instructions`) that were issued meanwhile.
+        instructions: warp instructions that were issued, predicated-off ones included.
     """
 
     barriers: int
     most_flying: int
-    flying_area: int
     instructions: int
 
 
-SITE = np.dtype([(n, "u8") for n in ("executed", "lanes", "sectors", "lines", "bytes", "conflicts")])
+SITE = np.dtype([(n, "u8") for n in ("executed", "lanes", "sectors", "lines", "bytes", "conflicts", "flight")])
 
 
 def _host_has_avx2() -> bool:
@@ -166,7 +165,7 @@ class Core:
             sites.ctypes.data,
             ctypes.addressof(totals),
         )
-        return list(faults[:count]), sites, Totals(*totals)
+        return list(faults[:count]), sites, Totals(*totals[:3])
 
 
 @cache

@@ -72,7 +72,7 @@ def step_report(
         matrix_operations=by_class.get("matrix", 0),
         barriers=totals.barriers,
         bytes_in_flight_max=totals.most_flying,
-        bytes_in_flight_mean=totals.flying_area / max(1, totals.instructions),
+        bytes_in_flight_mean=int(sites["flight"].sum()) / max(1, totals.instructions),
     )
     return StepReport(program.entry, seconds, counters, SiteTable(program, sites))
 
@@ -95,7 +95,7 @@ class SiteTable(Sequence[SiteReport]):
     def __getitem__(self, index: int | slice) -> SiteReport | tuple[SiteReport, ...]:
         if isinstance(index, slice):
             return tuple(self[k] for k in range(*index.indices(len(self))))
-        executed, lanes, sectors, lines, num_bytes, conflicts = (int(n) for n in self._sites[index])
+        executed, lanes, sectors, lines, num_bytes, conflicts, flight = (int(n) for n in self._sites[index])
         lines_, opcodes, sources = self._places
         return SiteReport(
             lines_[index],
@@ -107,6 +107,7 @@ class SiteTable(Sequence[SiteReport]):
             lines,
             num_bytes,
             conflicts,
+            flight,
             bool(self._guards[index] >= 0),
             int(self._targets[index]),
         )
