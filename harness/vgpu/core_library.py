@@ -102,11 +102,12 @@ class Totals:
     Args:
         barriers: warp arrivals at CTA barriers.
         most_flying: most bytes that one CTA had on their way from global memory.
-        instructions: warp instructions that were issued, predicated-off ones included.
+        flying_area: such bytes, summed over the warp instructions (`instructions`) that were issued meanwhile.
     """
 
     barriers: int
     most_flying: int
+    flying_area: int
     instructions: int
 
 
@@ -165,7 +166,7 @@ class Core:
             sites.ctypes.data,
             ctypes.addressof(totals),
         )
-        return list(faults[:count]), sites, Totals(*totals[:3])
+        return list(faults[:count]), sites, Totals(*totals)
 
 
 @cache

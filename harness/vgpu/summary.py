@@ -72,7 +72,7 @@ def step_report(
         matrix_operations=by_class.get("matrix", 0),
         barriers=totals.barriers,
         bytes_in_flight_max=totals.most_flying,
-        bytes_in_flight_mean=int(sites["flight"].sum()) / max(1, totals.instructions),
+        bytes_in_flight_mean=totals.flying_area / max(1, totals.instructions),
     )
     return StepReport(program.entry, seconds, counters, SiteTable(program, sites))
 

@@ -31,12 +31,17 @@ inline u32 count_global(Ctx& c, const Instr& i, u32 exec, const u64* address, i3
 }
 // ---- bytes in flight: asynchronous copies until their wait, loads until an instruction reads their result
 inline void take_off(Cta& cta, u64 bytes) { cta.flying += bytes; cta.most_flying = std::max(cta.most_flying, cta.flying); }
+inline void note_flight(Ctx& c, i32 pc, u64 bytes, u64 since) {
+    const u64 area = bytes * (c.cta.clock - since);
+    c.cta.flying -= bytes;
+    c.worker.sites[size_t(pc)].flight += area;
+    c.worker.flying_area += area;
+}
 inline void land_load(Ctx& c, Warp& w, i32 load) {
     for (size_t k = 0; k < w.loads.size(); ++k) {
         const FlyingLoad f = w.loads[k];
         if (f.load != load) continue;
-        c.cta.flying -= f.bytes;
-        c.worker.sites[size_t(load)].flight += f.bytes * (c.cta.clock - f.since);
+        note_flight(c, load, f.bytes, f.since);
         w.loads[k] = w.loads.back();
         w.loads.pop_back();
         return;
@@ -47,10 +52,7 @@ inline void start_load(Ctx& c, Warp& w, i32 load, u32 bytes) {
     w.loads.push_back({load, bytes, c.cta.clock});
     take_off(c.cta, bytes);
 }
-inline void land_copy(Ctx& c, const AsyncCopy& k) {
-    c.cta.flying -= k.src_size;
-    c.worker.sites[size_t(k.pc)].flight += k.src_size * (c.cta.clock - k.since);
-}
+inline void land_copy(Ctx& c, const AsyncCopy& k) { note_flight(c, k.pc, k.src_size, k.since); }
 // A warp that ends waits for nothing any more.
 inline void land_all(Ctx& c, Warp& w) {
     while (!w.loads.empty()) land_load(c, w, w.loads.back().load);

@@ -174,7 +174,7 @@ struct Launch {
 struct Worker {
     std::vector<SiteCounters> sites;
     std::vector<i32> site_alloc;
-    u64 bar_count = 0, most_flying = 0, instructions = 0;
+    u64 bar_count = 0, most_flying = 0, flying_area = 0, instructions = 0;
 };
 
 struct Ctx { Launch& launch; Cta& cta; Worker& worker; };
