@@ -60,8 +60,8 @@ class Allocation:
 
 
 def bitmap_size(num_bytes: int) -> int:
-    """Bytes of a bitmap over `num_bytes`, with slack for wide reads; even, as it is touched in pieces of two."""
-    return (num_bytes // 8 + 17) & ~1
+    """Bytes of a bitmap over `num_bytes`, with slack for wide reads; whole words, in which it is counted."""
+    return (num_bytes // 8 + 23) & ~7
 
 
 def bitmap(num_bytes: int) -> Bitmap:
@@ -197,7 +197,8 @@ class AddressSpace:
 
     def count_touched(self) -> tuple[dict[str, int], dict[str, int]]:
         """Bytes that were read and written since, by allocation, where there are any."""
-        counts = np.add.reduceat(np.bitwise_count(self._touched), self._bounds, dtype=np.int64).tolist()
+        words = np.bitwise_count(self._touched.view(np.uint64))
+        counts = np.add.reduceat(words, self._bounds // 8, dtype=np.int64).tolist()
         names = [a.name for a in self.allocations]
         read, written = (dict(zip(names, counts[k::2], strict=True)) for k in (0, 1))
         return {n: c for n, c in read.items() if c}, {n: c for n, c in written.items() if c}

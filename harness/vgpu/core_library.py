@@ -115,7 +115,7 @@ class Totals:
     benign: int
 
 
-SITE = np.dtype([(n, "u8") for n in ("executed", "lanes", "sectors", "lines", "bytes", "conflicts")])
+SITE = np.dtype([(n, "u8") for n in ("executed", "lanes", "sectors", "lines", "bytes", "conflicts", "flight")])
 
 
 def _host_has_avx2() -> bool:

@@ -109,6 +109,8 @@ class SiteReport:
         sectors, lines: 32-byte sectors and 128-byte lines of global memory, each warp access counted by itself.
         bytes: bytes that lanes asked for (global and shared).
         conflicts: extra passes of shared memory.
+        flight: bytes asked of global memory, each times the warp instructions that its block issued until it was
+            waited for or its value was read.
         guarded: whether it runs under a predicate.
         target: for a branch, the index of the site it leads to, else -1.
     """
@@ -122,6 +124,7 @@ class SiteReport:
     lines: int
     bytes: int
     conflicts: int
+    flight: int = 0
     guarded: bool = False
     target: int = -1
 

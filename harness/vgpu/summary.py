@@ -99,7 +99,7 @@ class SiteTable(Sequence[SiteReport]):
     def __getitem__(self, index: int | slice) -> SiteReport | tuple[SiteReport, ...]:
         if isinstance(index, slice):
             return tuple(self[k] for k in range(*index.indices(len(self))))
-        executed, lanes, sectors, lines, num_bytes, conflicts = (int(n) for n in self._sites[index])
+        executed, lanes, sectors, lines, num_bytes, conflicts, flight = (int(n) for n in self._sites[index])
         lines_, opcodes, sources = self._places
         return SiteReport(
             lines_[index],
@@ -111,6 +111,7 @@ class SiteTable(Sequence[SiteReport]):
             lines,
             num_bytes,
             conflicts,
+            flight,
             bool(self._guards[index] >= 0),
             int(self._targets[index]),
         )

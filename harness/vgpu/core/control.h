@@ -56,7 +56,7 @@ inline void retire(Warp& w, u32 exec) {
     w.current = -1;
     w.stop = true;
 }
-VG_ON("exit", (void)i; (void)c; retire(w, exec);)
+VG_ON("exit", (void)i; retire(w, exec); if (!w.live) land_all(c, w);)
 VG_ON("trap", report(c, TRAP, pc_of(c, i), thread_of(w, first_lane(exec))); fatal(c, w);)
 VG_ON("brkpt", report(c, TRAP, pc_of(c, i), thread_of(w, first_lane(exec))); fatal(c, w);)
 VG_ON("nop", (void)i; (void)w; (void)exec;)

@@ -73,6 +73,7 @@ VGPU_API i32 vgpu_run(const Instr* code, i32 num_instrs, const LaunchArgs* args,
             const SiteCounters& s = w.sites[size_t(k)];
             sites[k].executed += s.executed; sites[k].lanes += s.lanes; sites[k].sectors += s.sectors;
             sites[k].lines += s.lines; sites[k].bytes += s.bytes; sites[k].conflicts += s.conflicts;
+            sites[k].flight += s.flight;
         }
     }
     const i32 n = std::min(i32(launch.faults.size()), args->options.max_faults);

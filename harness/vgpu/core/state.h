@@ -69,7 +69,9 @@ struct Fault {
     i32 alloc, size, space, other_pc;
 };
 
-struct SiteCounters { u64 executed, lanes, sectors, lines, bytes, conflicts; };
+// flight: bytes asked for x instructions that the block issued until they were waited for.
+struct SiteCounters { u64 executed, lanes, sectors, lines, bytes, conflicts, flight; };
+struct FlyingLoad { i32 load; u32 bytes; u64 since; };
 
 struct Options {
     i32 num_threads, reverse_warps, reverse_ctas, async_early, check_races, max_faults, quantum, cooperative;
@@ -105,7 +107,7 @@ constexpr u32 SHARED_START = 1024, LOCAL_START = 256;  // below these nothing is
 enum class SplitState : u8 { RUN, CONVERGE, BARRIER, WARP_SYNC };
 struct Split { i32 pc; u32 mask; SplitState state; i32 barrier; u32 sync_mask; i32 reduce, dst; };
 
-struct AsyncCopy { u32 dst; u8 size, src_size, lane; i32 pc; u64 src; i64 group; u8 data[16]; u16 valid; };
+struct AsyncCopy { u32 dst; u8 size, src_size, lane; i32 pc; u64 src; i64 group; u64 since; u8 data[16]; u16 valid; };
 
 using Known = std::map<u64, std::vector<u32>>;  // by CTA: time of each of its warps
 
@@ -131,7 +133,7 @@ struct Warp {
     std::shared_ptr<const Known> known;  // accesses of other CTAs that happened before now
     std::vector<u32> seen;           // race detection: accesses of each warp up to this time happened before
     u32 seen_by_all;                 // the least of `seen`
-    std::vector<std::pair<i32, u32>> loads;  // global loads in flight: instruction and bytes
+    std::vector<FlyingLoad> loads;   // global loads in flight
 };
 
 struct Barrier { i32 expected, arrived, pc; std::vector<u32> clock; i32 count; bool all, any; };
@@ -159,7 +161,8 @@ struct Cta {
     u32 time;
     bool failed, progress;
     u64 executed;
-    u64 flying, most_flying, flying_area;  // bytes on their way from global memory; `area`: summed over instructions
+    u64 clock;                // instructions issued
+    u64 flying, most_flying;  // bytes on their way from global memory
 };
 
 struct Launch {
