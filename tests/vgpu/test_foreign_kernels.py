@@ -153,14 +153,17 @@ def unified(
 ) -> tuple[dict[str, tuple[torch.Tensor, Access | None]], list[Launch], Callable[[], None]]:
     """Tensors, recorded launches and the check of vLLM's unified kernel.
 
-    2d: mixed prefill and decode with a window; 3d: split decode with segments that are merged. `columns`: of the block
-    table; the longest sequence needs 9.
+    2d: mixed prefill and decode with a window; 3d: split decode with segments that are merged; fp8: the same over a
+    pool of e4m3 with one scale each for K and V. `columns`: of the block table; the longest sequence needs 9.
     """
     module = load(VLLM_UNIFIED)
     heads, kv_heads, page, segments = 8, 2, 16, 4
     queries, window = ((2, 5, 1), 40) if kind == "2d" else ((1, 1, 1), 0)
     q = random(sum(queries), heads, DIM)
     k, v = random(SLOTS // page, page, kv_heads, DIM), random(SLOTS // page, page, kv_heads, DIM) * 2
+    k_scale, v_scale = torch.ones(1), torch.ones(1)
+    if kind == "fp8":
+        k, v, k_scale, v_scale = k.to(torch.float8_e4m3fn), v.to(torch.float8_e4m3fn), k_scale * 0.5, v_scale * 3
     table = torch.randperm(SLOTS // page, generator=torch.Generator().manual_seed(3)).int()
     tables = torch.zeros(len(LENS), columns, dtype=torch.int32)
     pages = [table[:1], table[1:4], table[4:13]]
@@ -170,10 +173,10 @@ def unified(
     out, lens = torch.zeros_like(q), torch.tensor(LENS, dtype=torch.int32)
     tensors: dict[str, tuple[torch.Tensor, Access | None]] = {
         "q": (q, IN), "k": (k, IN), "v": (v, IN), "tables": (tables, IN), "starts": (starts, IN), "lens": (lens, IN),
-        "out": (out, OUT),
+        "out": (out, OUT), "k_scale": (k_scale, IN), "v_scale": (v_scale, IN),
     }  # fmt: skip
     split = {}
-    if kind == "3d":
+    if kind != "2d":
         shape = (len(q), heads, segments)
         tensors |= {n: (torch.empty(shape), None) for n in ("maxima", "sums")}
         tensors |= {"partial": (torch.empty(*shape, DIM), None)}
@@ -183,22 +186,25 @@ def unified(
     with recording(module, VLLM_UNIFIED.kernels) as launches:
         module.unified_attention(
             q, k, v, out, starts, max(queries), lens, max(LENS), DIM**-0.5, True,
-            (window - 1, 0) if window else (-1, -1), tables, 0.0, None, None, None, **split,
+            (window - 1, 0) if window else (-1, -1), tables, 0.0, None, k_scale, v_scale,
+            **split,
         )  # fmt: skip
 
     def check_all() -> None:
         for seq, own in enumerate(pages):
             for row in range(queries[seq]):
                 end, at = LENS[seq] - queries[seq] + row + 1, int(starts[seq]) + row
-                keys, values = (x[own.long()].flatten(0, 1)[:end] for x in (k, v))
+                scaled = (k.float() * k_scale, v.float() * v_scale)
+                keys, values = (x[own.long()].flatten(0, 1)[:end] for x in scaled)
                 first = max(0, end - window) if window else 0
                 check(out[at], attention(q[at], keys, values, DIM**-0.5, first=first)[0])
 
     return tensors, launches, check_all
 
 
-@pytest.mark.parametrize("capability", CAPABILITIES)
-@pytest.mark.parametrize("kind", ["2d", "3d"])
+@pytest.mark.parametrize(
+    ("kind", "capability"), [("2d", 80), ("2d", 90), ("3d", 80), ("3d", 90), ("fp8", 89), ("fp8", 90)]
+)
 def test_vllm_unified(kind: str, capability: int, tmp_path: Path) -> None:
     tensors, launches, check_all = unified(kind, columns=10)
     for name, options in SCHEDULES.items():

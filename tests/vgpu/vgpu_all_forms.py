@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import vgpu_forms_compare
 import vgpu_forms_convert
 import vgpu_forms_float
 import vgpu_forms_integer
@@ -12,6 +13,7 @@ from vgpu_forms import Form
 FORMS: dict[str, list[Form]] = {
     **vgpu_forms_integer.FORMS,
     **vgpu_forms_float.FORMS,
+    **vgpu_forms_compare.FORMS,
     **vgpu_forms_convert.FORMS,
     **vgpu_forms_memory.FORMS,
     **vgpu_forms_warp.FORMS,

@@ -1,6 +1,8 @@
 // Races by happens-before. Shared memory: one record per 16 bytes, per word or byte where accesses are narrower; clocks
 // per warp.
 // Global memory: one record per element, between CTAs by released and acquired times.
+// A clock per warp: a lane that releases takes along what the other lanes of its warp did before, as if the warp had
+// synchronised first. A missing __syncwarp in front of a one-lane release is therefore not found; every other one is.
 #pragma once
 #include "convert.h"
 
