@@ -45,7 +45,7 @@ class GpuFile(StrictModel):
 
     def device(self, name: str) -> Device:
         """The facts as a device called `name`."""
-        facts = self.model_dump(exclude={"source", "boost_clock_mhz", "num_units"})
+        facts = self.model_dump(exclude={"source", "num_units"})
         return Device(name=name, num_units=self.num_units or 1, **facts)
 
 

@@ -134,8 +134,9 @@ class Core:
 
     def run(
         self, code: npt.NDArray[np.void], args: LaunchArgs, max_faults: int
-    ) -> tuple[list[RawFault], npt.NDArray[np.void], int]:
-        """Runs a grid: faults, one `SITE` per instruction, and warp arrivals at barriers."""
+    ) -> tuple[list[RawFault], npt.NDArray[np.void], tuple[int, int]]:
+        """Runs a grid: faults, one `SITE` per instruction, and (warp arrivals at barriers, instructions of the
+        busiest CTA)."""
         faults = (RawFault * max_faults)()
         sites = np.zeros(len(code), SITE)
         totals = (ctypes.c_uint64 * 4)()
@@ -147,7 +148,7 @@ class Core:
             sites.ctypes.data,
             ctypes.addressof(totals),
         )
-        return list(faults[:count]), sites, int(totals[0])
+        return list(faults[:count]), sites, (int(totals[0]), int(totals[1]))
 
 
 @cache

@@ -132,6 +132,7 @@ class Counters:
         bank_conflicts: extra passes of shared memory.
         matrix_operations: `mma` warp instructions.
         barriers: warp arrivals at CTA barriers.
+        busiest_block: warp instructions of the CTA that executed most.
     """
 
     instructions: dict[str, int]
@@ -145,6 +146,7 @@ class Counters:
     bank_conflicts: int
     matrix_operations: int
     barriers: int
+    busiest_block: int = 0
 
 
 @dataclass(frozen=True)

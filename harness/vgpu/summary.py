@@ -52,7 +52,7 @@ def _count(bits: Bitmap) -> int:
 
 
 def step_report(
-    program: Program, space: AddressSpace, sites: npt.NDArray[np.void], barriers: int, seconds: float
+    program: Program, space: AddressSpace, sites: npt.NDArray[np.void], totals: tuple[int, int], seconds: float
 ) -> StepReport:
     """Counters of one launch."""
     classes = program.code["cls"]
@@ -70,7 +70,8 @@ def step_report(
         unique_written_bytes={a.name: n for a in space.allocations if (n := _count(a.written))},
         bank_conflicts=int(sites["conflicts"].sum()),
         matrix_operations=by_class["matrix"],
-        barriers=barriers,
+        barriers=totals[0],
+        busiest_block=totals[1],
     )
     rows = tuple(
         SiteReport(program.lines[k], program.opcodes[k], program.sources[k], *(int(v) for v in sites[k]))

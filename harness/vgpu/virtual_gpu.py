@@ -220,10 +220,10 @@ class VirtualGpu:
             options=self._raw_options(step),
         )
         start = time.perf_counter()
-        raw, sites, barriers = core().run(program.code, args, MAX_FAULTS)
+        raw, sites, totals = core().run(program.code, args, MAX_FAULTS)
         seconds = time.perf_counter() - start
         faults = [describe_fault(f, program, space, step) for f in raw]
-        report = step_report(program, space, sites, barriers, seconds)
+        report = step_report(program, space, sites, totals, seconds)
         space.allocations = [a for a in space.allocations if a.base < MODULE_BASE]
         return report, faults
 

@@ -212,6 +212,7 @@ inline void run_grid(Launch& launch, Worker& worker) {
         for (size_t k = 0; k < resident.size() && !launch.stop; ++k) {
             Ctx c{launch, *resident[k], worker};
             if (run_cta(c, turn) == Outcome::MORE) { waiting = true; continue; }
+            worker.busiest = std::max(worker.busiest, resident[k]->executed);
             spare.push_back(std::move(resident[k]));
             resident.erase(resident.begin() + i64(k)); --k;
         }

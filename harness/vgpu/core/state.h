@@ -166,6 +166,7 @@ struct Worker {
     std::vector<SiteCounters> sites;
     std::vector<i32> site_alloc;
     u64 bar_count = 0;
+    u64 busiest = 0;  // most instructions of one CTA
 };
 
 struct Ctx { Launch& launch; Cta& cta; Worker& worker; };
