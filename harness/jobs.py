@@ -6,14 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 from pagedtune.kernels.bounds import Bucket
-from pagedtune.kernels.device import Device
+from pagedtune.kernels.device import Device, DeviceKind
 from pagedtune.kernels.pool_format import PoolFormat
 from pagedtune.kernels.problem import Problem
 from pagedtune.kernels.serial import from_jsonable, to_jsonable
 from pagedtune.kernels.variant import Config, Variant
 
 from .case import Case
-from .cell_cases import cases_for_cell
+from .cell_cases import cases_for_cell, cases_for_virtual_cell
 from .external import load_variant
 from .gate import run_case
 from .verdicts import CaseResult
@@ -33,7 +33,11 @@ def check_candidate(payload: dict[str, Any]) -> list[dict[str, Any]]:
     pool_format = from_jsonable(PoolFormat, payload["pool_format"])
     bucket = from_jsonable(Bucket, payload["bucket"])
     results: list[dict[str, Any]] = []
-    for case in cases_for_cell(problem, pool_format, bucket, variant, config):
+    if device.kind is DeviceKind.CUDA:
+        cases = cases_for_virtual_cell(problem, pool_format, bucket, variant, config, device)
+    else:
+        cases = cases_for_cell(problem, pool_format, bucket, variant, config)
+    for case in cases:
         result = run_case(variant, config, case, device)
         results.append(_jsonable(result))
         if not result.passed:

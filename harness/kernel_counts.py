@@ -25,6 +25,7 @@ from pagedtune.kernels.variant import Config, Variant
 from pagedtune.kernels.workload import Workload
 
 from .count_run import Counts, Run, block_threads, run_counts
+from .fewer_heads import with_fewer_heads, with_heads
 from .occupancy import by_entry, step_shared_bytes
 from .prediction import StepWork
 
@@ -81,8 +82,7 @@ class Target:
 
     def with_heads(self, num_kv_heads: int) -> Problem:
         """The problem with fewer KV heads."""
-        heads = num_kv_heads * self.problem.gqa_ratio
-        return replace(self.problem, num_kv_heads=num_kv_heads, num_q_heads=heads)
+        return with_heads(self.problem, num_kv_heads)
 
 
 def count(target: Target, workload: Workload) -> Counted:
@@ -93,7 +93,10 @@ def count(target: Target, workload: Workload) -> Counted:
         VirtualGpuError: the kernel is faulty.
         Exception: what the variant's own code raises.
     """
-    heads = _fewest_heads(target)
+    one_head = with_fewer_heads(
+        target.variant, target.config, target.problem, target.pool_format, target.device, num_kv_heads=1
+    )
+    heads = one_head.num_kv_heads
     lengths = tuple(workload.context_lens)
     query_len = max(workload.query_lens)
     if set(workload.query_lens) == {query_len} and query_len <= min(lengths):
@@ -116,15 +119,6 @@ def _run(target: Target, problem: Problem, lengths: Sequence[int], query_lens: S
     return run_counts(
         Run(artifacts, plan, problem, target.pool_format, tuple(lengths), tuple(query_lens), target.device)
     )
-
-
-def _fewest_heads(target: Target) -> int:
-    """1 where the binaries do not depend on the number of KV heads, else all of them."""
-    own = [a.key for a in target.artifacts(target.problem)]
-    cut = target.with_heads(1)
-    if target.variant.reject(cut, target.pool_format, target.config, target.device) is not None:
-        return target.problem.num_kv_heads
-    return 1 if [a.key for a in target.artifacts(cut)] == own else target.problem.num_kv_heads
 
 
 def _block_bytes(target: Target, problem: Problem) -> int:
