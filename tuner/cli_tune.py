@@ -175,7 +175,7 @@ def _failures(result: TuneResult) -> list[str]:
 
 
 def _next_steps(options: TuneOptions, result: TuneResult) -> str:
-    untried = result.statuses[Status.NOT_RUN]
+    untried = sum(r.status is Status.NOT_RUN and "budget" in r.reason for r in result.new)
     more = f"run the same command again to try the {untried} candidates and cells left; " if untried else ""
     model = next(iter(options.cells)).model
     return f"next: {more}`pagedtune explain {model}` says why; `pagedtune report` writes plots"
