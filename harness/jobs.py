@@ -18,6 +18,10 @@ from .external import load_variant
 from .gate import run_case
 from .verdicts import CaseResult
 
+# Cases that a candidate passed on the virtual GPU in this process: the buckets of a problem share most of them, and an
+# emulation gives the same result each time.
+_PASSED: dict[tuple[str, str, Device, Case], CaseResult] = {}
+
 
 def check_case(payload: dict[str, Any]) -> dict[str, Any]:
     """Runs one case: payload `variant`, `config`, `case`, `device`; a `CaseResult` comes back."""
@@ -33,12 +37,16 @@ def check_candidate(payload: dict[str, Any]) -> list[dict[str, Any]]:
     pool_format = from_jsonable(PoolFormat, payload["pool_format"])
     bucket = from_jsonable(Bucket, payload["bucket"])
     results: list[dict[str, Any]] = []
-    if device.kind is DeviceKind.CUDA:
+    virtual = device.kind is DeviceKind.CUDA
+    if virtual:
         cases = cases_for_virtual_cell(problem, pool_format, bucket, variant, config, device)
     else:
         cases = cases_for_cell(problem, pool_format, bucket, variant, config)
     for case in cases:
-        result = run_case(variant, config, case, device)
+        known = (payload["variant"], config.key, device, case)
+        result = _PASSED.get(known) or run_case(variant, config, case, device)
+        if virtual and result.passed:
+            _PASSED[known] = result
         results.append(_jsonable(result))
         if not result.passed:
             break

@@ -18,7 +18,7 @@ from .cell_visit import CellVisit
 from .space import Candidate
 from .workers import Failure, failure_of
 
-FINALISTS = 4  # that are proven: what calibration on a device later chooses among
+FINALISTS = 3  # that are proven: what calibration on a device later chooses among
 
 
 @dataclass(frozen=True)
