@@ -1,7 +1,8 @@
 """Ranks one cell for a device that is not in this machine: predict, then prove the best.
 
 Predicting is cheap and proving is not, so every candidate is predicted first, as far as the budget goes, and then the
-best are proven on the virtual GPU, in order, until FINALISTS of them have passed. Only those get a time in the records.
+best are proven on the virtual GPU, in order, until FINALISTS of them have passed. Only those get a time in the records,
+and none that is slower than one whose proof the budget cut short: it would win for want of the better one.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from .cell_visit import CellVisit
 from .space import Candidate
 from .workers import Failure, failure_of
 
+MAX_PREDICTED = 28  # new candidates of a visit; another run goes on with the next ones
 FINALISTS = 3  # that are proven: what calibration on a device later chooses among
 
 
@@ -64,10 +66,11 @@ class PredictedRun(CellVisit):
                 open_.append(candidate)
             elif known.timing is not None:
                 predicted[candidate.key] = Predicted(known.timing, known.counters)
+        open_, later = open_[:MAX_PREDICTED], open_[MAX_PREDICTED:]
         while open_ and (self._time.may_prove or (not predicted and self._time.in_budget)):
             batch, open_ = open_[: self._bench.pool.size], open_[self._bench.pool.size :]
             predicted |= self._predict_batch(batch)
-        self._record_not_run(open_)
+        self._record_not_run([*open_, *later])
         return predicted
 
     def _predict_batch(self, batch: Sequence[Candidate]) -> dict[str, Predicted]:
@@ -93,22 +96,33 @@ class PredictedRun(CellVisit):
     def _prove_best(self, by_time: Sequence[Candidate], predicted: Mapping[str, Predicted]) -> list[Candidate]:
         """Proves candidates from the best on until enough have passed, and the winner's default config."""
         proven: list[Candidate] = []
-        open_ = list(by_time)
-        while open_ and len(proven) < FINALISTS and (self._time.left_s or (not proven and self._time.in_budget)):
+        open_, batch_s, clock = list(by_time), 0.0, self._time.clock
+        while open_ and len(proven) < FINALISTS and (self._time.left_s > batch_s or self._first_of(proven)):
             size = min(self._bench.pool.size, FINALISTS - len(proven))
-            batch, open_ = open_[:size], open_[size:]
+            batch, open_, start_s = open_[:size], open_[size:], clock()
             proven += self._prove_and_time(batch, predicted)
-        if proven and self._time.in_budget:
+            batch_s = max(batch_s, clock() - start_s)
+            if any(self._known(c, "gate") is None for c in batch):  # the budget cut it short
+                return proven
+        if proven and self._time.left_s > batch_s:
             best = min(proven, key=lambda c: _time_of(predicted[c.key]))
             default = [c for c in open_ if c.is_default and c.variant.name == best.variant.name]
             proven += self._prove_and_time(default, predicted)
         return proven
+
+    def _first_of(self, proven: Sequence[Candidate]) -> bool:
+        """Whether the cell's slice may be overrun: only for its first proven candidate, and within the budget."""
+        return not proven and self._time.in_budget
 
     def _prove_and_time(self, batch: Sequence[Candidate], predicted: Mapping[str, Predicted]) -> list[Candidate]:
         """Those of the batch that pass the gate, now or earlier, each with a record of its time."""
         known = {c.key: self._known(c, "gate") for c in batch}
         passed = [c for c in batch if _passed(known[c.key])]
         passed += [c for c, ok in self._prove_batch([c for c in batch if known[c.key] is None]) if ok]
+        cut_us = min(
+            (_time_of(predicted[c.key]) for c in batch if self._known(c, "gate") is None), default=float("inf")
+        )
+        passed = [c for c in passed if _time_of(predicted[c.key]) <= cut_us]
         for candidate in passed:
             if self._known(candidate, "screen") is None:
                 outcome = predicted[candidate.key]

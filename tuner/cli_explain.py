@@ -233,13 +233,12 @@ def _why_predicted(entry: Winner, decision: Decision) -> str:
 
 def prediction_lines(record: Record) -> list[str]:
     """What a predicted time is made of, step by step, and what its counts rest on."""
-    steps = from_jsonable(tuple[StepPrediction, ...], record.counters["predicted"])
-    counted = record.counters["extrapolation"]
-    return [
-        f"not measured: a model's time, ± {UNCERTAINTY:.0%}, fitted to no measurement",
-        *(f"model: {describe(step)}" for step in steps),
-        f"counts: {counted['how']}",
-    ]
+    lines = [f"not measured: a model's time, ± {UNCERTAINTY:.0%}, fitted to no measurement"]
+    if "predicted" in record.counters:
+        steps = from_jsonable(tuple[StepPrediction, ...], record.counters["predicted"])
+        lines += [f"model: {describe(step)}" for step in steps]
+        lines.append(f"counts: {record.counters['extrapolation']['how']}")
+    return lines
 
 
 def _ranking(entry: Winner, decision: Decision) -> Table:

@@ -123,9 +123,8 @@ def _where(cell: Cell, options: TuneOptions) -> dict[str, Any]:
 def run_facts(options: TuneOptions) -> RunFacts:
     run_id = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
     settings = {"sweep": options.sweep_name, "seed": options.seed}
-    return RunFacts(
-        run_id, options.device, options.environment, settings, harness_key(not options.present), options.present
-    )
+    code = harness_key() if options.present else harness_key(virtual=True)
+    return RunFacts(run_id, options.device, options.environment, settings, code, options.present)
 
 
 def record_rejected(store: Store, history: History, facts: RunFacts, spaces: Iterable[Space]) -> None:
