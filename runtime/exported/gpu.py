@@ -1,59 +1,60 @@
-"""The NVIDIA GPU of this machine, asked of the driver; nothing here creates a context."""
+"""The NVIDIA GPU of this machine, asked of the driver library itself; nothing here creates a context."""
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 from ...kernels.device import Device, DeviceKind
 
-_CAPABILITY = ("CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR", "CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR")
+# CUdevice_attribute of the CUDA driver API.
+MULTIPROCESSORS, REGISTERS, L2_BYTES = 16, 82, 38
+SHARED_PER_BLOCK_OPTIN, SHARED_PER_UNIT = 97, 81
+MAJOR, MINOR = 75, 76
+_LIBRARY = "libcuda.so.1"
 
 
-def gpu_here(tuned: Device, driver: Any = None) -> Device | None:
+def gpu_here(tuned: Device, library: Any = None) -> Device | None:
     """The first GPU that this process may use, None where there is no driver or no GPU.
 
     Args:
         tuned: device that a package was tuned for: a GPU of its product gets its short name.
-        driver: `cuda.bindings.driver`, or what stands in for it; loaded without.
+        library: the driver's library as ctypes has it, or what stands in for it; loaded without.
     """
-    driver = driver or _driver()
-    if driver is None:
+    library = library or _load()
+    handle = ctypes.c_int()
+    if library is None or library.cuInit(0) or library.cuDeviceGet(ctypes.byref(handle), 0):
         return None
-    status, handle = driver.cuDeviceGet(0)
-    if int(status):
-        return None
-    product = _name(driver, handle)
-    major, minor = (_attribute(driver, handle, name) for name in _CAPABILITY)
-    status, memory_bytes = driver.cuDeviceTotalMem(handle)
+    product = _name(library, handle)
+    memory = ctypes.c_size_t()
+    known = library.cuDeviceTotalMem_v2(ctypes.byref(memory), handle) == 0
+
+    def ask(attribute: int) -> int:
+        value = ctypes.c_int()
+        return 0 if library.cuDeviceGetAttribute(ctypes.byref(value), attribute, handle) else value.value
+
     return Device(
         name=tuned.name if product == tuned.product else product.lower().replace(" ", "-"),
         kind=DeviceKind.CUDA,
         product=product,
-        capability=10 * major + minor,
-        num_units=_attribute(driver, handle, "CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT"),
-        registers_per_unit=_attribute(driver, handle, "CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR"),
-        shared_bytes_per_block=_attribute(driver, handle, "CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
-        shared_bytes_per_unit=_attribute(driver, handle, "CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR"),
-        l2_bytes=_attribute(driver, handle, "CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE") or None,
-        memory_bytes=None if int(status) else memory_bytes,
+        capability=10 * ask(MAJOR) + ask(MINOR),
+        num_units=ask(MULTIPROCESSORS),
+        registers_per_unit=ask(REGISTERS),
+        shared_bytes_per_block=ask(SHARED_PER_BLOCK_OPTIN),
+        shared_bytes_per_unit=ask(SHARED_PER_UNIT),
+        l2_bytes=ask(L2_BYTES) or None,
+        memory_bytes=memory.value if known else None,
     )
 
 
-def _driver() -> Any:
+def _load() -> Any:
     try:
-        from cuda.bindings import driver
-
-        (status,) = driver.cuInit(0)
-    except (ImportError, RuntimeError):  # no bindings, or no libcuda.so.1
+        return ctypes.CDLL(_LIBRARY)
+    except OSError:
         return None
-    return None if int(status) else driver
 
 
-def _name(driver: Any, handle: Any) -> str:
-    status, name = driver.cuDeviceGetName(128, handle)
-    return "" if int(status) else name.rstrip(b"\0 ").decode(errors="replace")
-
-
-def _attribute(driver: Any, handle: Any, name: str) -> int:
-    status, value = driver.cuDeviceGetAttribute(getattr(driver.CUdevice_attribute, name), handle)
-    return 0 if int(status) else int(value)
+def _name(library: Any, handle: ctypes.c_int) -> str:
+    buffer = ctypes.create_string_buffer(256)
+    status = library.cuDeviceGetName(buffer, len(buffer), handle)
+    return "" if status else buffer.value.decode(errors="replace")
