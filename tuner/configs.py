@@ -140,6 +140,7 @@ class SweepFile(StrictModel):
     workloads: Annotated[tuple[str, ...], Field(min_length=1)] = Field(description="distributions of lengths")
     kv_dtypes: tuple[DType, ...] = ()  # empty: the dtype of the query
     mode: Literal["cold", "hot"] = "cold"  # a hot time is of KV that the last launch left in the caches
+    max_candidates: Positive | None = None  # of a variant in a cell; none: all that it lists
     candidate_limit_s: Annotated[float, Field(gt=0)] = 30.0  # a gate job of one candidate that takes longer hangs
 
     @field_validator("workloads")

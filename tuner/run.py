@@ -33,7 +33,7 @@ from .progress import Progress
 from .records import History
 from .select import select
 from .setup import TuneOptions, build_all, list_spaces, record_rejected, run_facts
-from .space import Cell, Space, candidate_key, exploration_order
+from .space import Cell, Space, candidate_key, exploration_order, thinned
 from .store import open_store
 from .workers import WorkerPool
 
@@ -74,7 +74,7 @@ def tune(options: TuneOptions, progress: Progress) -> TuneResult:
             progress.note(note)
         with WorkerPool(_num_workers(options), options.jobs.names) as pool:
             progress.phase("set up", 0)
-            spaces = list_spaces(pool, options)
+            spaces = [thinned(space, options.sweep.max_candidates) for space in list_spaces(pool, options)]
             facts = run_facts(options)
             history = History(facts, store.records)
             record_rejected(store, history, facts, spaces)

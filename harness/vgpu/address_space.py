@@ -56,9 +56,14 @@ class Allocation:
     keep: object = None
 
 
-def bitmap(num_bytes: int, fill: bool = False) -> Bitmap:
-    """A bitmap over `num_bytes`, with slack for wide reads."""
-    return np.full(num_bytes // 8 + 16, 255 if fill else 0, np.uint8)
+def bitmap_size(num_bytes: int) -> int:
+    """Bytes of a bitmap over `num_bytes`, with slack for wide reads; even, as it is touched in pieces of two."""
+    return (num_bytes // 8 + 17) & ~1
+
+
+def bitmap(num_bytes: int) -> Bitmap:
+    """An empty bitmap over `num_bytes`."""
+    return np.zeros(bitmap_size(num_bytes), np.uint8)
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
@@ -101,6 +106,8 @@ class AddressSpace:
         self._bound = bound
         self._uninitialised = dict(uninitialised or {})
         self._freed = freed
+        self._touched = np.zeros(0, np.uint8)
+        self._bounds = np.zeros(0, np.int64)
         windows = windows or {}
         whole = {name: tensor for name, tensor in bound.tensors.items() if name not in windows}
         for group in _overlapping(whole):
@@ -177,8 +184,20 @@ class AddressSpace:
 
     def reset_touched(self) -> None:
         """Forgets what was read and written."""
-        for a in self.allocations:
-            a.read, a.written = bitmap(a.num_bytes), bitmap(a.num_bytes)
+        sizes = [size for a in self.allocations for size in (bitmap_size(a.num_bytes),) * 2]
+        bounds = np.cumsum([0, *sizes])
+        self._touched = np.zeros(bounds[-1], np.uint8)
+        self._bounds = bounds[:-1]
+        views = np.split(self._touched, bounds[1:-1])
+        for k, a in enumerate(self.allocations):
+            a.read, a.written = views[2 * k], views[2 * k + 1]
+
+    def count_touched(self) -> tuple[dict[str, int], dict[str, int]]:
+        """Bytes that were read and written since, by allocation, where there are any."""
+        counts = np.add.reduceat(np.bitwise_count(self._touched), self._bounds, dtype=np.int64).tolist()
+        names = [a.name for a in self.allocations]
+        read, written = (dict(zip(names, counts[k::2], strict=True)) for k in (0, 1))
+        return {n: c for n, c in read.items() if c}, {n: c for n, c in written.items() if c}
 
     def table(self) -> ctypes.Array[Alloc]:
         """All allocations for the core, sorted by address."""
@@ -219,6 +238,8 @@ def _element_positions(tensor: torch.Tensor) -> torch.Tensor:
 
 def unwritten_elements(tensor: torch.Tensor, allocation: Allocation) -> int:
     """Elements of `tensor` of which no byte was written."""
+    if int(np.bitwise_count(allocation.written).sum()) == allocation.num_bytes:
+        return 0
     bits = np.unpackbits(allocation.written, bitorder="little")
     first = tensor.data_ptr() - allocation.host
     positions = _element_positions(tensor).flatten().numpy() + first

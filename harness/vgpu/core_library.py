@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -89,7 +90,27 @@ class LaunchArgs(ctypes.Structure):
         ("num_allocs", ctypes.c_int32),
         ("reserved", ctypes.c_int32),
         ("options", RawOptions),
+        ("use_starts", ctypes.c_void_p),
+        ("uses", ctypes.c_void_p),
     )
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Sums of a launch that belong to no instruction.
+
+    Args:
+        barriers: warp arrivals at CTA barriers.
+        most_flying: most bytes that one CTA had on their way from global memory.
+        flying_area: such bytes, summed over the warp instructions (`instructions`) that were issued meanwhile.
+        busiest: warp instructions of the CTA that issued most.
+    """
+
+    barriers: int
+    most_flying: int
+    flying_area: int
+    instructions: int
+    busiest: int
 
 
 SITE = np.dtype([(n, "u8") for n in ("executed", "lanes", "sectors", "lines", "bytes", "conflicts")])
@@ -134,12 +155,11 @@ class Core:
 
     def run(
         self, code: npt.NDArray[np.void], args: LaunchArgs, max_faults: int
-    ) -> tuple[list[RawFault], npt.NDArray[np.void], tuple[int, int]]:
-        """Runs a grid: faults, one `SITE` per instruction, and (warp arrivals at barriers, instructions of the
-        busiest CTA)."""
+    ) -> tuple[list[RawFault], npt.NDArray[np.void], Totals]:
+        """Runs a grid: faults, one `SITE` per instruction, and sums over all."""
         faults = (RawFault * max_faults)()
         sites = np.zeros(len(code), SITE)
-        totals = (ctypes.c_uint64 * 4)()
+        totals = (ctypes.c_uint64 * 5)()
         count = self._run(
             code.ctypes.data,
             len(code),
@@ -148,7 +168,7 @@ class Core:
             sites.ctypes.data,
             ctypes.addressof(totals),
         )
-        return list(faults[:count]), sites, (int(totals[0]), int(totals[1]))
+        return list(faults[:count]), sites, Totals(*totals)
 
 
 @cache

@@ -233,7 +233,7 @@ def convert(e: Emitter, instruction: Instruction) -> None:
     if dtype not in _CVT_TYPES or stype not in _CVT_TYPES or finite:
         raise e.error("conversion is not supported")
     dst, src = operands_of(e, instruction, 2)
-    d_row, d_width = _wide_operand(e, dst, dtype)
+    d_row, d_width = _wide_operand(e, dst, dtype, written=True)
     s_row, s_width = _wide_operand(e, src, stype)
     exact = d_width == max(TYPE_BYTES[dtype], 2) and s_width == max(TYPE_BYTES[stype], 2)
     types = (_CVT_TYPES[dtype], _CVT_TYPES[stype])
@@ -243,7 +243,7 @@ def convert(e: Emitter, instruction: Instruction) -> None:
     e.emit(Operation(key, (d_row, s_row), p, cls=InstructionClass.CONVERT))
 
 
-def _wide_operand(e: Emitter, operand: Operand, type: str) -> tuple[int, int]:
+def _wide_operand(e: Emitter, operand: Operand, type: str, written: bool = False) -> tuple[int, int]:
     """Row and bytes of a register that may be wider than the type, or of an immediate."""
     from .ptx_module import Reg
 
@@ -252,7 +252,7 @@ def _wide_operand(e: Emitter, operand: Operand, type: str) -> tuple[int, int]:
         actual = 0 if operand.type == "pred" else max(TYPE_BYTES[operand.type], 2)
         if actual < width:
             raise e.error(f"register {operand.name.partition('@')[0]} of .{operand.type} is too narrow for .{type}")
-        return e.register(operand), actual
+        return e.register(operand, written), actual
     return e.source(operand, f"b{8 * max(width, 2)}" if not isinstance(operand, Imm) else type), max(width, 2)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 
 import numpy as np
 
@@ -10,9 +11,11 @@ from . import decode_arith as arith
 from . import decode_memory as memory
 from . import decode_warp as warp
 from .emitter import Emitter, Frame
-from .program import INSTRUCTION, InstructionClass, Operation, Program
+from .load_uses import load_uses
+from .program import INSTRUCTION, MAX_OPS, NUM_P, InstructionClass, Operation, Program
 from .ptx_module import Function, Group, Imm, Instruction, Label, Module, Operand, Reg, Symbol
 from .ptx_tokens import PtxError
+from .register_rows import Step, lifetimes, share
 
 MAX_CALL_DEPTH = 16
 
@@ -67,6 +70,12 @@ def decode(module: Module, entry: str) -> Program:
     return _Decoder(module, function).run()
 
 
+@lru_cache(maxsize=4096)
+def _unsupported(opcode: str) -> str:
+    """What an instruction would need that is not modelled, or ""."""
+    return next((u for u in _UNSUPPORTED if opcode == u or opcode.startswith((u + ".", u + "::"))), "")
+
+
 def decode_one(emitter: Emitter, instruction: Instruction) -> None:
     """Decodes one instruction of the emitter's entry.
 
@@ -75,7 +84,6 @@ def decode_one(emitter: Emitter, instruction: Instruction) -> None:
     """
     decoder = _Decoder(emitter.module, emitter.entry)
     decoder.emitter = emitter
-    emitter.instruction = instruction
     decoder.instruction(instruction)
 
 
@@ -90,7 +98,7 @@ class _Decoder:
         e.lay_out_shared()
         self._function(e.frame)
         if not e.emitted or e.emitted[-1].operation.key != "exit" or e.emitted[-1].guard >= 0:
-            e.instruction = Instruction("exit", (), e.entry.line)
+            e.start(Instruction("exit", (), e.entry.line))
             e.emit(Operation("exit", cls=InstructionClass.CONTROL))
         return _assemble(e)
 
@@ -101,7 +109,6 @@ class _Decoder:
             if isinstance(item, Label):
                 e.place_label(frame.prefix + item.name)
             else:
-                e.instruction = item
                 self.instruction(item)
         if frame.prefix:
             e.place_label(frame.prefix + "return")
@@ -109,10 +116,11 @@ class _Decoder:
 
     def instruction(self, instruction: Instruction) -> None:
         """Decodes one instruction."""
+        self.emitter.start(instruction)
         opcode = instruction.opcode
         base = opcode.partition(".")[0]
-        unsupported = next((u for u in _UNSUPPORTED if opcode == u or opcode.startswith((u + ".", u + "::"))), None)
-        if unsupported is not None:
+        unsupported = _unsupported(opcode)
+        if unsupported:
             raise PtxError(instruction.line, f"{opcode} is not supported: the virtual GPU has no {unsupported}")
         try:
             if base in _RULES:
@@ -224,20 +232,50 @@ class _Decoder:
         return at
 
 
+def _place_rows(e: Emitter) -> tuple[dict[int, int], int]:
+    """Where each row of the emitter goes in a warp's register file, and the file's size."""
+    registers = {row: k for k, row in enumerate(e.register_rows)}
+    guarded = {id(item.writes) for item in e.emitted if item.guard >= 0}
+    steps = []
+    for item in e.emitted:
+        key = item.operation.key
+        steps.append(
+            Step(
+                reads=sum(1 << registers[row] for row in item.reads),
+                writes=sum(1 << registers[row] for row in item.writes),
+                certain=id(item.writes) not in guarded,
+                goes_on=item.guard >= 0 or key not in ("bra", "exit", "trap"),
+                target=e.labels[item.operation.target] if item.operation.target else -1,
+            )
+        )
+    sizes = e.row_sizes
+    lives, own = lifetimes(steps, len(registers))
+    shared, num_shared = share(lives, own, [sizes[row] for row in registers])
+    places, used = {}, 0
+    for row, size in sizes.items():
+        if row not in registers:
+            places[row], used = used, used + size
+    places |= {row: used + shared[k] for row, k in registers.items()}
+    return places, used + num_shared
+
+
 def _assemble(e: Emitter) -> Program:
     keys: dict[str, int] = {}
+    places, num_units = _place_rows(e)
     code = np.zeros(len(e.emitted), INSTRUCTION)
-    for k, item in enumerate(e.emitted):
-        operation = item.operation
-        row = code[k]
-        row["key"] = keys.setdefault(operation.key, len(keys))
-        row["guard"], row["guard_negated"] = item.guard, int(item.guard_negated)
-        row["num_ops"] = len(operation.ops)
-        row["ops"][: len(operation.ops)] = operation.ops
-        row["p"][: len(operation.p)] = operation.p
-        row["imm"], row["line"], row["cls"] = operation.imm, item.instruction.line, int(operation.cls)
-        if operation.target:
-            row["target"] = e.labels[operation.target]
+    operations = [item.operation for item in e.emitted]
+    code["key"] = [keys.setdefault(o.key, len(keys)) for o in operations]
+    code["guard"] = [places[item.guard] if item.guard >= 0 else -1 for item in e.emitted]
+    code["guard_negated"] = [item.guard_negated for item in e.emitted]
+    code["num_ops"] = [len(o.ops) for o in operations]
+    code["ops"] = [(*(places[row] for row in o.ops), *(0,) * (MAX_OPS - len(o.ops))) for o in operations]
+    code["p"] = [(*o.p, *(0,) * (NUM_P - len(o.p))) for o in operations]
+    code["imm"] = [o.imm for o in operations]
+    code["line"] = [item.instruction.line for item in e.emitted]
+    code["cls"] = [int(o.cls) for o in operations]
+    code["target"] = [e.labels[o.target] if o.target else -1 for o in operations]
+    use_starts, uses = load_uses(e.emitted)
+    code["waits"] = np.diff(use_starts) > 0
     directives = e.entry.directives
     block = directives.get("reqntid", ())
     limit = directives.get("maxntid", block)
@@ -249,12 +287,14 @@ def _assemble(e: Emitter) -> Program:
         opcodes=tuple(i.instruction.opcode for i in e.emitted),
         lines=tuple(i.instruction.line for i in e.emitted),
         sources=tuple(i.instruction.source for i in e.emitted),
-        num_units=e.num_units,
-        consts=e.consts,
-        specials=e.specials,
+        num_units=num_units,
+        consts=tuple((places[unit], width, value) for unit, width, value in e.consts),
+        specials=tuple(places[unit] if unit >= 0 else -1 for unit in e.specials),
         params=tuple(e.params.values()),
         static_shared=e.static_shared,
         local_bytes=-(-e.local_bytes // 16) * 16,
+        use_starts=use_starts,
+        uses=uses,
         variables=e.variables,
         block=block,
         max_threads=int(np.prod(limit)) if limit else 0,

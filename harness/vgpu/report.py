@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -106,6 +107,8 @@ class SiteReport:
         sectors, lines: 32-byte sectors and 128-byte lines of global memory, each warp access counted by itself.
         bytes: bytes that lanes asked for (global and shared).
         conflicts: extra passes of shared memory.
+        guarded: whether it runs under a predicate.
+        target: for a branch, the index of the site it leads to, else -1.
     """
 
     line: int
@@ -117,6 +120,8 @@ class SiteReport:
     lines: int
     bytes: int
     conflicts: int
+    guarded: bool = False
+    target: int = -1
 
 
 @dataclass(frozen=True)
@@ -132,6 +137,10 @@ class Counters:
         bank_conflicts: extra passes of shared memory.
         matrix_operations: `mma` warp instructions.
         barriers: warp arrivals at CTA barriers.
+        bytes_in_flight_max: most bytes that one CTA had asked global memory for and not yet waited for: asynchronous
+            copies until the wait of their group (bytes of their sources), loads until an instruction other than a
+            move reads their result (32 bytes a sector).
+        bytes_in_flight_mean: the same, averaged over all CTAs and the instructions that they issue.
         busiest_block: warp instructions of the CTA that executed most.
     """
 
@@ -146,6 +155,8 @@ class Counters:
     bank_conflicts: int
     matrix_operations: int
     barriers: int
+    bytes_in_flight_max: int = 0
+    bytes_in_flight_mean: float = 0.0
     busiest_block: int = 0
 
 
@@ -156,7 +167,7 @@ class StepReport:
     entry: str
     seconds: float
     counters: Counters
-    sites: tuple[SiteReport, ...]
+    sites: Sequence[SiteReport]
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import struct
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -67,18 +70,32 @@ class VirtualGpuOptions:
     windows: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
+@lru_cache(maxsize=128)
 def load_program(ptx: str, entry: str) -> Program:
-    """Parses, decodes and links one entry.
+    """Parses, decodes and links one entry; the same text is decoded once in a process.
 
     Raises:
         PtxError: the PTX does not parse, or an instruction is unknown; the message names it and its line.
         ValueError: no such entry.
     """
-    program = decode(parse(ptx), entry)
+    with _no_collections():
+        program = decode(parse(ptx), entry)
     missing = core().link(program.code, program.keys)
     if missing >= 0:
         raise PtxError(program.lines[missing], f"{program.opcodes[missing]} is not supported by the execution core")
     return program
+
+
+@contextmanager
+def _no_collections() -> Iterator[None]:
+    """Keeps the garbage collector from walking everything again and again while many small objects are made."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 @dataclass(frozen=True)
@@ -220,6 +237,8 @@ class VirtualGpu:
             allocs=ctypes.addressof(table),
             num_allocs=len(space.allocations),
             options=self._raw_options(step),
+            use_starts=program.use_starts.ctypes.data,
+            uses=program.uses.ctypes.data,
         )
         start = time.perf_counter()
         raw, sites, totals = core().run(program.code, args, MAX_FAULTS)

@@ -66,7 +66,8 @@ VGPU_API i32 vgpu_run(const Instr* code, i32 num_instrs, const LaunchArgs* args,
     for (std::thread& t : threads) t.join();
     for (const Worker& w : workers) {
         totals[0] += w.bar_count;
-        totals[1] = std::max(totals[1], w.busiest);
+        totals[1] = std::max(totals[1], w.most_flying); totals[2] += w.flying_area; totals[3] += w.instructions;
+        totals[4] = std::max(totals[4], w.busiest);
         for (i32 k = 0; k < num_instrs; ++k) {
             const SiteCounters& s = w.sites[size_t(k)];
             sites[k].executed += s.executed; sites[k].lanes += s.lanes; sites[k].sectors += s.sectors;

@@ -26,6 +26,23 @@ inline void change_bits(u8* map, u64 offset, i32 n, u64 set, u64 clear) {
         k += take;
     }
 }
+// memcpy and memcmp of the sizes that accesses have, without a call.
+inline void copy_bytes(void* to, const void* from, i32 n) {
+    switch (n) {
+        case 1: std::memcpy(to, from, 1); return;
+        case 2: std::memcpy(to, from, 2); return;
+        case 4: std::memcpy(to, from, 4); return;
+        case 8: std::memcpy(to, from, 8); return;
+        case 16: std::memcpy(to, from, 16); return;
+        default: std::memcpy(to, from, size_t(n));
+    }
+}
+inline bool same_bytes(const void* a, const void* b, i32 n) {
+    u64 x[2] = {}, y[2] = {};
+    if (n > 16) return !std::memcmp(a, b, size_t(n));
+    copy_bytes(x, a, n); copy_bytes(y, b, n);
+    return x[0] == y[0] && x[1] == y[1];
+}
 inline u64 all_ones(i32 n) { return n >= 64 ? ~0ull : (1ull << n) - 1; }
 
 // ---- where an address leads
@@ -122,7 +139,8 @@ inline u32 count_distinct(u64* ids, int n) {
     std::sort(ids, ids + n);
     return u32(std::unique(ids, ids + n) - ids);
 }
-inline void count_global(Ctx& c, const Instr& i, u32 exec, const u64* address, i32 size) {
+// Returns the sectors of the access.
+inline u32 count_global(Ctx& c, const Instr& i, u32 exec, const u64* address, i32 size) {
     SiteCounters& s = site(c, i);
     u64 ids[64]; int n = 0;
     for (u32 m = exec; m; m &= m - 1) {
@@ -130,14 +148,35 @@ inline void count_global(Ctx& c, const Instr& i, u32 exec, const u64* address, i
         ids[n++] = a >> 5;
         if ((a + u64(size) - 1) >> 5 != a >> 5) ids[n++] = (a + u64(size) - 1) >> 5;
     }
-    s.sectors += count_distinct(ids, n);
+    const u32 sectors = count_distinct(ids, n);
+    s.sectors += sectors;
     for (int k = 0; k < n; ++k) ids[k] >>= 2;
     s.lines += count_distinct(ids, n);
     s.bytes += u64(__builtin_popcount(exec)) * u64(size);
+    return sectors;
+}
+// ---- bytes in flight: asynchronous copies until their wait, loads until an instruction reads their result
+inline void take_off(Cta& cta, u64 bytes) { cta.flying += bytes; cta.most_flying = std::max(cta.most_flying, cta.flying); }
+inline void land_load(Cta& cta, Warp& w, i32 load) {
+    for (size_t k = 0; k < w.loads.size(); ++k) {
+        if (w.loads[k].first != load) continue;
+        cta.flying -= w.loads[k].second;
+        w.loads[k] = w.loads.back();
+        w.loads.pop_back();
+        return;
+    }
+}
+inline void start_load(Cta& cta, Warp& w, i32 load, u32 bytes) {
+    land_load(cta, w, load);
+    w.loads.emplace_back(load, bytes);
+    take_off(cta, bytes);
 }
 // Extra passes over the 32 banks of 4 bytes: lanes are served in groups of 128 bytes; one word is broadcast to many.
 inline void count_shared16(SiteCounters& s, u32 exec, const u64* address) {  // 16 bytes a lane: eight lanes a pass
     for (int from = 0; from < 32; from += 8) {
+        u32 columns = 0;
+        for (int l = from; l < from + 8; ++l) columns |= 1u << (address[l] >> 4 & 7);
+        if (columns == 0xff) continue;
         u32 row[8]; u8 column[8], times[8] = {}; int n = 0; u32 worst = 1;
         for (int l = from; l < from + 8; ++l) {
             if (!(exec >> l & 1)) continue;
@@ -196,7 +235,38 @@ inline bool check_state(Ctx& c, Warp& w, const Instr& i, i32 lane, u64 address, 
     return true;
 }
 inline void note_read(const Place& p, i32 size) {
+    if (size == 16 && p.alloc && p.alloc->read && !(p.offset & 15)) {  // whole bytes of the map: no read-modify-write
+        u16* at = reinterpret_cast<u16*>(p.alloc->read + (p.offset >> 3));
+        if (__atomic_load_n(at, __ATOMIC_RELAXED) != 0xffff) __atomic_store_n(at, u16(0xffff), __ATOMIC_RELAXED);
+        return;
+    }
     if (p.alloc && p.alloc->read && bits_at(p.alloc->read, p.offset, size) != all_ones(size)) change_bits(p.alloc->read, p.offset, size, all_ones(size), 0);
+}
+
+// `race_shared` of 16 aligned bytes that are no atomic's, without the call where nothing is in doubt.
+inline void race_shared16(Ctx& c, Warp& w, i32 lane, u32 offset, bool write, i32 pc) {
+    if (!c.launch.args.options.check_races) return;
+    WordRecord& record = c.cta.chunks[offset / 16];
+    if (!race_word_quick(w, lane, record, c.cta.time, write, pc)) race_shared(c, w, lane, SHARED_START + offset, 16, write, false, pc);
+}
+// Offsets into shared memory where all lanes of `exec` touch 16 aligned bytes there, as a generic or shared address.
+inline bool shared_rows(const Ctx& c, u32 exec, i32 space, const u64* address, u32* offset) {
+    const u64 base = space == SHARED ? 0 : SHARED_WINDOW, size = c.cta.shared.size();
+    if ((space != SHARED && space != GENERIC) || size < 16) return false;
+    u64 worst = 0, low = 0;
+    for (u32 m = exec; m; m &= m - 1) {
+        const int l = __builtin_ctz(m);
+        const u64 at = address[l] - base - SHARED_START;
+        worst = std::max(worst, at); low |= at;
+        offset[l] = u32(at);
+    }
+    return worst <= size - 16 && !(low & 15);
+}
+// Whether 16 bytes of state say: initialised, and no asynchronous copy on its way.
+inline bool settled16(const u8* state) {
+    u64 x, y;
+    std::memcpy(&x, state, 8); std::memcpy(&y, state + 8, 8);
+    return x == 0x0101010101010101ull && y == x;
 }
 
 enum MemFlags : i32 { STRONG = 1, ACQUIRE = 2, RELEASE = 4 };
@@ -240,9 +310,9 @@ inline void op_ld(Ctx& c, Warp& w, const Instr& i, u32 exec) {
         } else for (u32 m = exec; m; m &= m - 1) {
             const int l = __builtin_ctz(m);
             u64 v = 0;
-            std::memcpy(&v, place[l].data + e * eb, size_t(eb));
+            copy_bytes(&v, place[l].data + e * eb, eb);
             if (i.p[5] && eb < rb && v >> (eb * 8 - 1) & 1) v |= ~0ull << (eb * 8);
-            std::memcpy(out + l * rb, &v, size_t(rb));
+            copy_bytes(out + l * rb, &v, rb);
         }
         w.bad[d] &= ~exec;
         if (any) for (u32 m = exec; m; m &= m - 1) {
@@ -253,7 +323,7 @@ inline void op_ld(Ctx& c, Warp& w, const Instr& i, u32 exec) {
         }
     }
     if (shared) count_shared(c, i, exec, at, size);
-    if (global) count_global(c, i, exec, at, size);
+    if (global) start_load(c.cta, w, pc_of(c, i), 32 * count_global(c, i, exec, at, size));
 }
 VG_ON("ld", op_ld(c, w, i, exec);)
 
@@ -263,16 +333,16 @@ inline bool write_bytes(Ctx& c, Warp& w, const Instr& i, i32 lane, u64 address, 
         Alloc& a = *p.alloc;
         if (a.access == IN || a.access == CONSTANT) return fault_at(c, w, MUTATED_INPUT, i, lane, address, size, GLOBAL, a.index);
         if (invalid && a.access != WORKSPACE) report(c, UNINIT_OUTPUT, pc_of(c, i), thread_of(w, lane), address, a.index, size, GLOBAL);
-        race_global(c, w, lane, a, p.offset, size, true, strong, pc_of(c, i), !std::memcmp(p.data, data, size_t(size)));
-        std::memcpy(p.data, data, size_t(size));
+        race_global(c, w, lane, a, p.offset, size, true, strong, pc_of(c, i), same_bytes(p.data, data, size));
+        copy_bytes(p.data, data, size);
         if (a.init) change_bits(a.init, p.offset, size, ~invalid & all_ones(size), invalid);
         if (a.written) change_bits(a.written, p.offset, size, all_ones(size), 0);
         return true;
     }
     for (i32 k = 0; k < size; ++k)
         if (p.state[k] & 2) return fault_at(c, w, ASYNC_UNWAITED, i, lane, address + u64(k), size, SHARED);
-    if (is_shared(p)) race_shared(c, w, lane, SHARED_START + u32(p.offset), size, true, strong, pc_of(c, i), !std::memcmp(p.data, data, size_t(size)));
-    std::memcpy(p.data, data, size_t(size));
+    if (is_shared(p)) race_shared(c, w, lane, SHARED_START + u32(p.offset), size, true, strong, pc_of(c, i), same_bytes(p.data, data, size));
+    copy_bytes(p.data, data, size);
     if (!invalid) std::memset(p.state, 1, size_t(size));
     else for (i32 k = 0; k < size; ++k) p.state[k] = invalid >> k & 1 ? 0 : 1;
     return true;
@@ -301,7 +371,7 @@ inline void op_st(Ctx& c, Warp& w, const Instr& i, u32 exec) {
         u64 invalid = 0;
         for (i32 e = 0; e < n; ++e) {
             if (eb == 4 && rb == 4) std::memcpy(data + e * 4, row<u32>(w, i.ops[1 + e]) + l, 4);
-            else std::memcpy(data + e * eb, row<u8>(w, i.ops[1 + e]) + l * rb, size_t(eb));
+            else copy_bytes(data + e * eb, row<u8>(w, i.ops[1 + e]) + l * rb, eb);
             if (bad >> l & 1) invalid |= u64(invalid_bytes(w, i.ops[1 + e], l) & lane_bytes_mask(eb)) << e * eb;
         }
         if (!write_bytes(c, w, i, l, at[l], p, data, size, invalid, strong)) return;
@@ -319,7 +389,7 @@ VG_ON("ld.param", {
         std::memcpy(&v, c.launch.args.params + i.imm + e * eb, size_t(eb));
         if (i.p[5] && eb < rb && v >> (eb * 8 - 1) & 1) v |= ~0ull << (eb * 8);
         u8* out = row<u8>(w, i.ops[e]);
-        for (u32 m = exec; m; m &= m - 1) std::memcpy(out + first_lane(m) * rb, &v, size_t(rb));
+        for (u32 m = exec; m; m &= m - 1) copy_bytes(out + first_lane(m) * rb, &v, rb);
         w.bad[i.ops[e]] &= ~exec;
     }
 })

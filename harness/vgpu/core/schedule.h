@@ -64,7 +64,10 @@ inline bool run_warp(Ctx& c, Warp& w, i32 budget) {
             exec &= i.guard_negated ? ~p : p;
         }
         --budget;
+        c.cta.flying_area += c.cta.flying;
         if (exec) {
+            if (i.waits && !w.loads.empty())
+                for (i32 k = c.launch.args.use_starts[w.pc]; k < c.launch.args.use_starts[w.pc + 1]; ++k) land_load(c.cta, w, c.launch.args.uses[k]);
             SiteCounters& s = sites[w.pc];
             ++s.executed; s.lanes += u64(__builtin_popcount(exec));
             i.fn(c, w, i, exec);
@@ -129,7 +132,7 @@ inline void start_cta(const Launch& launch, Cta& cta, i64 linear) {
     for (Barrier& b : cta.barriers) b = Barrier{0, 0, -1, {}, 0, true, false};
     cta.time = 1;
     cta.failed = false;
-    cta.executed = 0;
+    cta.executed = cta.flying = cta.most_flying = cta.flying_area = 0;
     cta.warps.assign(nw, Warp{});
     u8* base = cta.memory.data() + (64 - reinterpret_cast<uintptr_t>(cta.memory.data()) % 64) % 64;
     for (size_t k = 0; k < nw; ++k) {
@@ -212,6 +215,9 @@ inline void run_grid(Launch& launch, Worker& worker) {
         for (size_t k = 0; k < resident.size() && !launch.stop; ++k) {
             Ctx c{launch, *resident[k], worker};
             if (run_cta(c, turn) == Outcome::MORE) { waiting = true; continue; }
+            worker.most_flying = std::max(worker.most_flying, resident[k]->most_flying);
+            worker.flying_area += resident[k]->flying_area;
+            worker.instructions += resident[k]->executed;
             worker.busiest = std::max(worker.busiest, resident[k]->executed);
             spare.push_back(std::move(resident[k]));
             resident.erase(resident.begin() + i64(k)); --k;

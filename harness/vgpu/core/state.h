@@ -30,7 +30,9 @@ using Handler = void (*)(Ctx&, Warp&, const Instr&, u32);
 // One decoded instruction. `ops` are register rows in units; meaning of `p`, `imm` by handler.
 struct Instr {
     union { Handler fn; i64 key; };
-    i32 guard, guard_negated, num_ops, target;
+    i32 guard;
+    i16 guard_negated, waits;   // waits: reads what a global load has written
+    i32 num_ops, target;
     i32 ops[MAX_OPS];
     i32 p[NUM_P];
     i64 imm;
@@ -82,6 +84,8 @@ struct LaunchArgs {
     Alloc* allocs;              // sorted by base
     i32 num_allocs, reserved;
     Options options;
+    const i32* use_starts;      // [num_instrs + 1]: by instruction with `waits`, its part of `uses`
+    const i32* uses;            // global loads whose result it is, or may be, the first to read
 };
 
 enum SpecialId { TID_X, TID_Y, TID_Z, NTID_X, NTID_Y, NTID_Z, CTAID_X, CTAID_Y, CTAID_Z, NCTAID_X, NCTAID_Y, NCTAID_Z,
@@ -121,6 +125,7 @@ struct Warp {
     std::shared_ptr<const Known> known;  // accesses of other CTAs that happened before now
     std::vector<u32> seen;           // race detection: accesses of each warp up to this time happened before
     u32 seen_by_all;                 // the least of `seen`
+    std::vector<std::pair<i32, u32>> loads;  // global loads in flight: instruction and bytes
 };
 
 struct Barrier { i32 expected, arrived, pc; std::vector<u32> clock; i32 count; bool all, any; };
@@ -144,6 +149,7 @@ struct Cta {
     u32 time;
     bool failed, progress;
     u64 executed;
+    u64 flying, most_flying, flying_area;  // bytes on their way from global memory; `area`: summed over instructions
 };
 
 struct Launch {
@@ -165,8 +171,7 @@ struct Launch {
 struct Worker {
     std::vector<SiteCounters> sites;
     std::vector<i32> site_alloc;
-    u64 bar_count = 0;
-    u64 busiest = 0;  // most instructions of one CTA
+    u64 bar_count = 0, most_flying = 0, flying_area = 0, instructions = 0, busiest = 0;
 };
 
 struct Ctx { Launch& launch; Cta& cta; Worker& worker; };
