@@ -149,7 +149,7 @@ def _gqa_plots(frame: pd.DataFrame, scope: Scope) -> Iterator[Plot]:
 
 def _stream_plots(frame: pd.DataFrame, scope: Scope) -> Iterator[Plot]:
     """Share of the stream bandwidth that the winner reaches in the fastest format of each bucket."""
-    title = "Share of the stream bandwidth"
+    title = "Share of the data sheet's bandwidth" if scope.predicted else "Share of the stream bandwidth"
     if scope.stream_gb_s is None:
         yield _missing(scope, "stream", title, "the stream bandwidth of this device is not known")
         return
@@ -158,11 +158,14 @@ def _stream_plots(frame: pd.DataFrame, scope: Scope) -> Iterator[Plot]:
     figure = bar_figure(
         shares=(shown["stream_share"] * 100).tolist(),
         names=[f"{r.model}  {r.dtype}  {r.bucket}" for r in shown.itertuples()],
-        texts=[f"{r.variant}, {r.format}, {r.median_us:,.0f} µs" for r in shown.itertuples()],
+        texts=[
+            f"{r.variant}, {r.format}, {scope.kind} {r.median_us:,.0f} µs".replace("  ", " ")
+            for r in shown.itertuples()
+        ],
         colours=[_colour(frame, str(v)) for v in shown["variant"]],
     )
     where = "of the data sheet" if scope.predicted else "of a plain read"
-    figure.axes[0].set_xlabel(f"{scope.kind} % of the {scope.stream_gb_s:,.1f} GB/s {where}".strip(), loc="left")
+    figure.axes[0].set_xlabel(f"{scope.kind} % of the {scope.stream_gb_s:,.4g} GB/s {where}".strip(), loc="left")
     more = f" The best {MAX_BARS} of {len(best)} buckets." if len(best) > MAX_BARS else ""
     caption = f"The winner of each bucket in its fastest pool format. Buckets: n sequences, c longest context.{more}"
     yield _plot(figure, scope, "stream", title, caption, shown)
