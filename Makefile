@@ -66,6 +66,10 @@ bench: setup ## time given kernels without searching: make bench MODEL=llama-3-8
 bench-peers: setup ## time our kernels against other packages' in the same process
 	@$(VENV)/python -m pagedtune.tuner.bench_peers $(ARGS)
 
+.PHONY: bench-peers-emulated
+bench-peers-emulated: setup ## judge our GPU kernels beside other packages' on the virtual GPU: GPU=h100
+	@$(VENV)/python -m pagedtune.tuner.bench_emulated $(call option,GPU,--device) $(where) $(ARGS)
+
 .PHONY: bench-vgpu
 bench-vgpu: setup ## time the virtual GPU itself, on one core with every check on
 	@$(VENV)/python -m pagedtune.harness.vgpu.bench $(ARGS)

@@ -89,9 +89,9 @@ def _code_key() -> str:
 
 def _count(run: Run) -> list[Counts]:
     gpu = _virtual_gpu(run.artifacts, run.device)
-    tensors = _tensors(run.problem, run.pool_format, run.lengths, run.query_lens)
+    tensors = random_tensors(run.problem, run.pool_format, run.lengths, run.query_lens)
     gpu.prepare(run.plan.bind(tensors | run.plan.allocate_workspaces()))()
-    return [_counts(report, set(run.plan.workspaces)) for report in gpu.report.steps]
+    return [counts_of(report, set(run.plan.workspaces)) for report in gpu.report.steps]
 
 
 @lru_cache(maxsize=4)  # decoding takes longer than a small run
@@ -122,7 +122,8 @@ def _virtual_gpu(artifacts: tuple[Artifact, ...], device: Device) -> VirtualGpu:
     return _cached_gpu(tuple(a.key for a in artifacts), device, _Holder(artifacts))
 
 
-def _counts(report: StepReport, workspaces: set[str]) -> Counts:
+def counts_of(report: StepReport, workspaces: set[str]) -> Counts:
+    """One step's counts; `workspaces` names those of its plan."""
     counters = report.counters
     unique: dict[str, float] = {"slots": 0.0, "workspaces": 0.0}
     for touched in (counters.unique_read_bytes, counters.unique_written_bytes):
@@ -160,7 +161,7 @@ def matrix_work(opcode: str) -> tuple[str, int]:
     return parts[-3], int(m) * int(n) * int(k)  # types come last: D, A, B, C
 
 
-def _tensors(
+def random_tensors(
     problem: Problem, pool_format: PoolFormat, lengths: Sequence[int], query_lens: Sequence[int]
 ) -> dict[str, torch.Tensor]:
     """Slots of a batch with random values over permuted blocks."""

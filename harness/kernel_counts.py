@@ -32,7 +32,7 @@ from .prediction import StepWork
 MAX_ERROR = 0.03  # of sectors and instructions, at the checked point
 MAX_KV_BYTES = 30 << 20  # of a batch that is run whole; what a core interprets in a second or two
 MAX_KNOT_BYTES = 8 << 20  # KV of all lengths that are run one by one
-_MAXIMA = ("busiest", "in_flight")  # of a batch, the largest of its sequences'; all other counts are sums
+MAXIMA = ("busiest", "in_flight")  # of a batch, the largest of its sequences'; all other counts are sums
 
 
 class NotCounted(Exception):
@@ -184,7 +184,7 @@ def _sum(known: Sequence[list[Counts]], knots: Sequence[int], lengths: Sequence[
         step: Counts = {}
         for name in names:
             values = np.interp(lengths, knots, [counts[index].get(name, 0.0) for counts in known])
-            step[name] = float(values.max()) if name in _MAXIMA else float(values.sum()) * heads
+            step[name] = float(values.max()) if name in MAXIMA else float(values.sum()) * heads
         steps.append(step)
     return steps
 
@@ -192,10 +192,11 @@ def _sum(known: Sequence[list[Counts]], knots: Sequence[int], lengths: Sequence[
 def _works(target: Target, problem: Problem, num_seqs: int, counts: Sequence[Counts]) -> tuple[StepWork, ...]:
     artifacts = by_entry(target.artifacts(problem))
     kernels = [s for s in target.plan(problem, num_seqs).steps if isinstance(s, KernelStep)]
-    return tuple(_work(step, artifacts, c) for step, c in zip(kernels, counts, strict=True))
+    return tuple(work_of(step, artifacts, c) for step, c in zip(kernels, counts, strict=True))
 
 
-def _work(step: KernelStep, artifacts: Mapping[str, Artifact], counts: Counts) -> StepWork:
+def work_of(step: KernelStep, artifacts: Mapping[str, Artifact], counts: Counts) -> StepWork:
+    """Counts of a batch beside what the step takes of the device; `artifacts` by entry."""
     resources = artifacts[step.entry].resources[step.entry]
     return StepWork(
         step.entry,

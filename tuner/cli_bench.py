@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -16,16 +17,22 @@ from pagedtune.harness.external import VariantLoadError
 from pagedtune.harness.statistics import median
 from pagedtune.kernels.bounds import Bounds
 from pagedtune.kernels.catalogue import variants_for
+from pagedtune.kernels.device import Device, DeviceKind
 from pagedtune.kernels.dtypes import DType
 from pagedtune.kernels.pool_format import Layout, PoolFormat
 from pagedtune.kernels.record import Timing
 from pagedtune.kernels.serial import to_jsonable
 from pagedtune.kernels.workload import Workload
 
+from .bench_emulated import emulated_tables, family
 from .bench_run import DEFAULT_PROBLEM, Choice, Setting, measure, parse_choice, parse_problem
 from .cli_options import ConfigsOption, DeviceOption
 from .configs import Configs
 from .devices import find_device
+from .emulated_bars import bars_for
+from .emulated_jobs import Cell
+from .emulated_view import as_json as emulated_json
+from .emulated_view import show, title
 from .errors import UsageError
 from .tables import console_for
 
@@ -56,6 +63,13 @@ def bench_command(
     workload: Annotated[str, typer.Option("--workload", help="uniform, ragged or one_long.")] = "uniform",
     mode: Annotated[str, typer.Option("--mode", help="cold: KV from memory; hot: from the caches.")] = "cold",
     budget: Annotated[float, typer.Option("--budget", metavar="SECONDS", help="Time for sampling.")] = 10.0,
+    emulated: Annotated[
+        bool,
+        typer.Option(
+            "--emulated",
+            help="No times: sectors, instructions, conflicts, occupancy of a GPU that need not be here.",
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Times with all samples as JSON.")] = False,
     device: DeviceOption = None,
     configs: ConfigsOption = None,
@@ -65,9 +79,14 @@ def bench_command(
     Example: pagedtune bench cpu_split 'cpu_split[num_splits=4]' --problem 32/8x128 --batch 8 --context 4096
 
     Ratios come from interleaved rounds in one process. Exit code 1 if a kernel could not be proven or timed.
+
+    Example: pagedtune bench --device h100 --emulated --context 32768 --batch 1
+
+    runs the kernels' PTX on the virtual GPU instead and says what it and their binaries tell, beside what is best
+    possible; no table there has a time that was measured.
     """
     files = Configs(configs)
-    found = find_device(device, files).device
+    found = _emulated_device(device, files) if emulated else find_device(device, files).device
     try:
         setting = Setting(
             device=found,
@@ -77,6 +96,9 @@ def bench_command(
             mode=mode,
             budget_s=budget,
         )
+        if emulated:
+            _emulate(setting, variants, files, as_json)
+            return
         names = variants or [v.name for v in variants_for(found.kind) if v.name != against]
         choices = [parse_choice(text) for text in dict.fromkeys((against, *names))]
         outcomes = measure(setting, choices)
@@ -87,6 +109,27 @@ def bench_command(
     else:
         _show(console_for(), setting, choices, outcomes)
     if any(isinstance(outcome, str) for outcome in outcomes):
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _emulated_device(name: str | None, files: Configs) -> Device:
+    if name is None or files.gpu(name).kind is not DeviceKind.CUDA:
+        raise UsageError("--emulated needs a GPU of configs/gpus: pagedtune bench --emulated --device h100")
+    return find_device(name, files, may_predict=True).device
+
+
+def _emulate(setting: Setting, variants: Sequence[str] | None, files: Configs, as_json: bool) -> None:
+    """Prints the emulated table; exit code 1 where a named kernel has no figures."""
+    cell = Cell(setting.problem, setting.pool_format, setting.workload, setting.device)
+    title(cell)  # refuses a batch of unequal lengths before any work
+    choices = [parse_choice(t) for t in variants or [v.name for v in variants_for(DeviceKind.CUDA)]]
+    bars = bars_for(setting.device, family(files))
+    (rows,), _ = emulated_tables([cell], choices, False, bars)
+    if as_json:
+        print(json.dumps(emulated_json(cell, rows, bars, " ".join(["pagedtune", *sys.argv[1:]])), indent=1))
+    else:
+        show(console_for(), cell, rows, bars)
+    if any(row.reason for row in rows):
         raise typer.Exit(EXIT_FAILED)
 
 

@@ -113,6 +113,7 @@ class SiteReport:
             waited for or its value was read.
         guarded: whether it runs under a predicate.
         target: for a branch, the index of the site it leads to, else -1.
+        slot: allocation of global memory that it accessed (the last one, should there be several), or "".
     """
 
     line: int
@@ -127,6 +128,7 @@ class SiteReport:
     flight: int = 0
     guarded: bool = False
     target: int = -1
+    slot: str = ""
 
 
 @dataclass(frozen=True)

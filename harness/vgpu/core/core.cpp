@@ -75,6 +75,7 @@ VGPU_API i32 vgpu_run(const Instr* code, i32 num_instrs, const LaunchArgs* args,
             sites[k].executed += s.executed; sites[k].lanes += s.lanes; sites[k].sectors += s.sectors;
             sites[k].lines += s.lines; sites[k].bytes += s.bytes; sites[k].conflicts += s.conflicts;
             sites[k].flight += s.flight;
+            if (w.site_alloc[size_t(k)] >= 0) sites[k].alloc = u64(w.site_alloc[size_t(k)]) + 1;
         }
     }
     const i32 n = std::min(i32(launch.faults.size()), args->options.max_faults);

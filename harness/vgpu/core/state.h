@@ -70,7 +70,7 @@ struct Fault {
 };
 
 // flight: bytes asked for x instructions that the block issued until they were waited for.
-struct SiteCounters { u64 executed, lanes, sectors, lines, bytes, conflicts, flight; };
+struct SiteCounters { u64 executed, lanes, sectors, lines, bytes, conflicts, flight, alloc; };  // alloc: from 1, 0 for none
 struct FlyingLoad { i32 load; u32 bytes; u64 since; };
 
 struct Options {

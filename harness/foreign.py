@@ -20,15 +20,15 @@ from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
-import pytest
 import torch
 from filelock import FileLock
 
-from pagedtune.harness.vgpu.virtual_gpu import VirtualGpu, VirtualGpuOptions
-from pagedtune.kernels.artifact import Artifact, ArtifactKind, KernelAbi, Resources, cache_dir
-from pagedtune.kernels.cubin import ptx_parameters
+from pagedtune.kernels.artifact import Artifact, KernelAbi, cache_dir, content_key
+from pagedtune.kernels.cubin import Compiled, ptx_parameters, store
 from pagedtune.kernels.launch import Access, Arg, CType, KernelStep, LaunchPlan, ScalarArg, SlotArg
 from pagedtune.kernels.slot import SlotSpec, WorkspaceSpec
+
+from .vgpu.virtual_gpu import VirtualGpu, VirtualGpuOptions
 
 DOWNLOAD_SECONDS = 120
 DIVISIBLE = 16  # Triton's launcher tells the compiler which pointers and integers are multiples of 16
@@ -38,6 +38,10 @@ _TYPES = {
     torch.uint8: "u8", torch.float8_e4m3fn: "fp8e4nv", torch.float8_e5m2: "fp8e5",
 }  # fmt: skip
 _CTYPES = {"i32": CType.I32, "i64": CType.I64, "fp32": CType.F32}
+
+
+class ForeignError(RuntimeError):
+    """A wheel that cannot be had; the message says which, why, and what to do."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +72,11 @@ class Launch:
 
 
 def wheel(requirement: str, folder: Path) -> Path:
-    """The wheel of a requirement, in `folder` or from the package index; skips the test where it cannot be had."""
+    """The wheel of a requirement, in `folder` or from the package index.
+
+    Raises:
+        ForeignError: it is not there and cannot be downloaded.
+    """
     name, _, version = requirement.partition("==")
     pattern = f"{name.replace('-', '_')}-{version}-*.whl"
     found = sorted(folder.glob(pattern))
@@ -82,12 +90,19 @@ def wheel(requirement: str, folder: Path) -> Path:
             reason = str(error)
         found = sorted(folder.glob(pattern))
         if not found:
-            pytest.skip(f"the wheel of {requirement} cannot be downloaded: {reason}")
+            raise ForeignError(
+                f"the wheel of {requirement} cannot be downloaded: {reason}; connect to a package index, or put the "
+                f"wheel into {folder}"
+            )
     return found[0]
 
 
 def load(foreign: Foreign) -> ModuleType:
-    """The module of a foreign file, its own package's imports replaced by stubs."""
+    """The module of a foreign file, its own package's imports replaced by stubs.
+
+    Raises:
+        ForeignError: its wheel cannot be had.
+    """
     folder = cache_dir() / "foreign"
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / ".lock"):
@@ -99,7 +114,7 @@ def load(foreign: Foreign) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"_foreign_{source.stem}_{abs(hash(foreign.requirement))}", source)
     assert spec is not None
     assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
+    module: ModuleType = importlib.util.module_from_spec(spec)
     with patch.dict(sys.modules, dict(_stub_modules(foreign.stubs))):
         spec.loader.exec_module(module)
     return module
@@ -143,7 +158,7 @@ def recording(module: ModuleType, kernels: Sequence[str]) -> Iterator[list[Launc
 
 
 @dataclass(frozen=True)
-class _Compiled:
+class _Built:
     artifact: Artifact
     arguments: tuple[str, ...]  # names of those that are passed at run time
     types: Mapping[str, str]
@@ -172,7 +187,8 @@ def _specialise(launch: Launch) -> tuple[dict[str, str], dict[str, Any], set[str
     return types, constants, multiples
 
 
-def _compile(launch: Launch, capability: int, folder: Path) -> _Compiled:
+def _build(launch: Launch, capability: int) -> _Built:
+    """Compiled ahead of time, as Triton's launcher would compile it; binary and PTX lie in the user's cache."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource, compile
 
@@ -185,43 +201,38 @@ def _compile(launch: Launch, capability: int, folder: Path) -> _Compiled:
         attrs={(names.index(n),): [["tt.divisibility", DIVISIBLE]] for n in multiples},
     )
     compiled = compile(source, target=GPUTarget("cuda", capability, 32), options=dict(launch.options))
-    entry = compiled.metadata.name
+    entry, ptx, cubin = compiled.metadata.name, compiled.asm["ptx"], compiled.asm["cubin"]
     passed = tuple(n for n in names if n not in constants)
     ctypes = [CType.POINTER if types[n].startswith("*") else _CTYPES[types[n]] for n in passed]
-    hidden = len(ptx_parameters(compiled.asm["ptx"], entry)) - len(passed)
+    hidden = len(ptx_parameters(ptx, entry)) - len(passed)
     abi = KernelAbi(
         (*ctypes, *(CType.POINTER,) * hidden),
         {k: DIVISIBLE for k, n in enumerate(passed) if n in multiples},
         tuple(range(len(passed), len(passed) + hidden)),
     )
-    path = folder / f"{entry}.ptx"
-    path.write_text(compiled.asm["ptx"])
-    resources = {entry: Resources(dynamic_shared_bytes=int(compiled.metadata.shared))}
-    artifact = Artifact(ArtifactKind.CUBIN, path, "", f"sm_{capability}", {entry: abi}, resources, path)
-    return _Compiled(artifact, passed, types, 32 * int(compiled.metadata.num_warps))
+    shared = {entry: int(compiled.metadata.shared)}
+    key = content_key({"ptx": ptx, "types": types, "multiples": sorted(multiples), "shared": shared})
+    built = Compiled(cubin, ptx, "triton", (), f"sm_{capability}", {entry: abi}, shared)
+    return _Built(store(entry, key, built), passed, types, 32 * int(compiled.metadata.num_warps))
 
 
-def run(
-    launches: Sequence[Launch],
-    tensors: Mapping[str, tuple[torch.Tensor, Access | None]],
-    capability: int,
-    folder: Path,
-    options: VirtualGpuOptions,
-) -> VirtualGpu:
-    """Runs recorded launches as one plan.
+Tensors = Mapping[str, tuple[torch.Tensor, Access | None]]
+
+
+def plan_of(launches: Sequence[Launch], tensors: Tensors, capability: int) -> tuple[tuple[Artifact, ...], LaunchPlan]:
+    """Recorded launches as artifacts and one plan over the named tensors.
 
     Args:
+        launches: in order.
         tensors: every tensor that a kernel takes, by a name of our own, with its access; None is a workspace.
-
-    Raises:
-        VirtualGpuError: the run has faults.
+        capability: compute capability that is compiled for, e.g. 90.
     """
-    compiled = [_compile(launch, capability, folder) for launch in launches]
+    built = [_build(launch, capability) for launch in launches]
     slots = {n: SlotSpec(t.dtype, tuple(t.shape), a) for n, (t, a) in tensors.items() if a is not None}
     workspaces = {n: WorkspaceSpec(t.dtype, tuple(t.shape)) for n, (t, a) in tensors.items() if a is None}
     names = {t.data_ptr(): n for n, (t, _) in tensors.items()}
     steps = []
-    for launch, kernel in zip(launches, compiled, strict=True):
+    for launch, kernel in zip(launches, built, strict=True):
         (entry,) = kernel.artifact.abi
         args: list[Arg] = []
         for name in kernel.arguments:
@@ -231,9 +242,18 @@ def run(
             else:
                 args.append(ScalarArg(value, _CTYPES[kernel.types[name]]))
         args += [ScalarArg(0, CType.POINTER) for _ in kernel.artifact.abi[entry].hidden]
-        grid = (*launch.grid, 1, 1)[:3]
-        steps.append(KernelStep(entry, grid, tuple(args), (kernel.block, 1, 1)))
-    gpu = VirtualGpu([k.artifact for k in compiled], options)
-    bound = LaunchPlan(tuple(steps), slots, workspaces).bind({n: t for n, (t, _) in tensors.items()})
-    gpu.prepare(bound)()
+        x, y, z = (*launch.grid, 1, 1)[:3]
+        steps.append(KernelStep(entry, (x, y, z), tuple(args), (kernel.block, 1, 1)))
+    return tuple(k.artifact for k in built), LaunchPlan(tuple(steps), slots, workspaces)
+
+
+def run(launches: Sequence[Launch], tensors: Tensors, capability: int, options: VirtualGpuOptions) -> VirtualGpu:
+    """Runs recorded launches as one plan; arguments as of `plan_of`.
+
+    Raises:
+        VirtualGpuError: the run has faults.
+    """
+    artifacts, plan = plan_of(launches, tensors, capability)
+    gpu = VirtualGpu(artifacts, options)
+    gpu.prepare(plan.bind({n: t for n, (t, _) in tensors.items()}))()
     return gpu
