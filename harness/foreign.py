@@ -153,7 +153,7 @@ class _Recorder:
 def recording(module: ModuleType, kernels: Sequence[str]) -> Iterator[list[Launch]]:
     """The launches that host code of `module` makes inside the block."""
     launches: list[Launch] = []
-    with patch.multiple(module, **{name: _Recorder(getattr(module, name), launches) for name in kernels}):
+    with patch.dict(vars(module), {name: _Recorder(getattr(module, name), launches) for name in kernels}):
         yield launches
 
 

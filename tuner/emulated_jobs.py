@@ -175,7 +175,7 @@ def _run(cell: Cell, subject: Subject, num_seqs: int, num_kv_heads: int) -> tupl
 
 
 def _off(small: Sequence[Seen], large: Sequence[Seen], ratio: float) -> float:
-    """How far sectors, KV sectors and instructions of all kernels are from `ratio` times as many: the worst, relative."""
+    """How far sectors, KV sectors and instructions are from `ratio` times as many: the worst, relative."""
     worst = 0.0
     for count in (all_sectors, kv_sectors, _instructions):
         told, found = ratio * sum(map(count, small)), sum(map(count, large))

@@ -120,7 +120,8 @@ def _empty(ask: Ask, *shape: int) -> torch.Tensor:
 
 
 def _common(ask: Ask) -> Named:
-    return {name: (ask.tensors[name], IN) for name in ("q", "k_cache", "v_cache")} | {"out": (ask.tensors["out"], OUT)}
+    named: Named = {name: (ask.tensors[name], IN) for name in ("q", "k_cache", "v_cache")}
+    return named | {"out": (ask.tensors["out"], OUT)}
 
 
 def _sglang_tensors(ask: Ask) -> Named:

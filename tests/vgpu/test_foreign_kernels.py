@@ -1,7 +1,7 @@
 """Decode kernels that nobody here wrote, from wheels of other projects, against attention in float64.
 
-Their own host code picks the grid, tiles and constants; see `harness.foreign`. Skipped where the package index cannot be
-reached: `pytest -m "not foreign"` leaves them out altogether.
+Their own host code picks the grid, tiles and constants; see `harness.foreign`. Skipped where the package index cannot
+be reached: `pytest -m "not foreign"` leaves them out altogether.
 """
 
 from __future__ import annotations
