@@ -31,6 +31,15 @@ def count(body: str, elements: int, threads: int = 64, blocks: int = 2, prelude:
     return report.steps[0].counters
 
 
+def test_sites_name_what_they_access() -> None:
+    arguments = {"x": (torch.zeros(32, dtype=torch.int32), IN), "o": (torch.zeros(32, dtype=torch.int32), OUT)}
+    body = "mul.wide.u32 %rd13, %r60, 4; add.s64 %rd11, %rd0, %rd13; add.s64 %rd12, %rd1, %rd13;"
+    text = module(f"{body} ld.global.u32 %r1, [%rd11]; st.global.u32 [%rd12], %r1;", arguments, "")
+    report = run_ptx(text, "k", arguments, (1, 1, 1), (32, 1, 1), options=ONE_THREAD)
+    named = {site.instruction: (site.slot, site.sectors) for site in report.steps[0].sites if site.slot}
+    assert named == {"ld.global.u32": ("x", 4), "st.global.u32": ("o", 4)}
+
+
 def test_consecutive_words() -> None:
     """4 warps read and write 128 bytes each: 4 sectors and 1 line a warp."""
     c = count("add.s64 %rd11, %rd0, %rd13; ld.global.u32 %r1, [%rd11];", 128)
