@@ -7,7 +7,7 @@ binary, blocks per SM from its resources. Counts of a batch are those of a small
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pagedtune.kernels.device import Device
@@ -71,7 +71,7 @@ class Figures:
         loop_trips: times round it, over all warps of the batch.
         loop_per_kib: instructions issued in it for each KiB of KV.
         issue_share: machine instructions of all kernels over the issue slots that the device has while it reads the
-            KV at its full bandwidth; None where a binary cannot be read.
+            KV at its full bandwidth; None where the main loop was not found in the binary.
         loop_conflicts: extra passes of shared memory in the main loop and the loops around it, over the batch.
         conflicts: the same of all kernels.
         registers: of a thread. spills: bytes of stack beyond what is harmless, of any kernel.
@@ -148,6 +148,7 @@ def figures(seen: Sequence[Seen], blocks: Sequence[int], factor: float, least: L
     loop = main_loop(slots[main], seen[main].report.sites)
     trips = round(loop.trips * factor)
     per_unit = min(float(found.blocks), work.work_blocks / device.num_units)
+    issued = factor * sum(s.total for s in slots)
     entries = tuple(s.step.entry for s in seen)
     stacks = [s.artifact.resources[s.step.entry].spill_bytes for s in seen]
     return Figures(
@@ -157,7 +158,7 @@ def figures(seen: Sequence[Seen], blocks: Sequence[int], factor: float, least: L
         loop_instructions=loop.instructions,
         loop_trips=trips,
         loop_per_kib=1024 * loop.instructions * trips / least.kv_bytes if loop.instructions else None,
-        issue_share=factor * sum(s.total for s in slots) / slots_at_roofline(device, least.kv_bytes),
+        issue_share=issued / slots_at_roofline(device, least.kv_bytes) if loop.instructions else None,
         loop_conflicts=round(loop.conflicts * factor),
         conflicts=round(factor * sum(s.report.counters.bank_conflicts for s in seen)),
         registers=work.registers,
@@ -200,7 +201,10 @@ def _work(seen: Seen, blocks: int, factor: float) -> StepWork:
 
 @dataclass(frozen=True)
 class MainLoop:
-    """The loop that issues most: machine instructions, times round, and conflicts in it and the loops around it."""
+    """The loop that runs most PTX instructions: machine instructions, times round, conflicts in it and around it.
+
+    `instructions` and `trips` are 0 where it was not found in the binary.
+    """
 
     instructions: int
     trips: float
@@ -208,20 +212,20 @@ class MainLoop:
 
 
 def main_loop(slots: IssueSlots, sites: Sequence[SiteReport]) -> MainLoop:
-    """Finds it in the binary, and the conflicts by its place in the PTX.
-
-    Where no loop of the binary was found, the conflicts are those of all loops.
-    """
+    """The main loop of a launch: chosen by its PTX, inner loops left out, then looked up in the binary."""
     blocks = PtxBlocks(sites)
-    loops = blocks.flow.loops
-    conflicts: Mapping[int, int] = {
-        k: sum(s.conflicts for b in loop.blocks for s in blocks.blocks[b]) for k, loop in enumerate(loops)
-    }
-    found = [m for m in slots.loops if m.matched]
-    if not found:
-        return MainLoop(0, 0, sum(conflicts[k] for k, loop in enumerate(loops) if loop.parent < 0))
-    busiest = max(found, key=lambda m: m.iterations // m.unroll * m.instructions)
-    top = next(k for k in range(len(loops)) if blocks.line(k) == busiest.line)
+    loops, loop_of = blocks.flow.loops, blocks.flow.loop_of
+    if not loops:
+        return MainLoop(0, 0.0, 0)
+    issued = [0] * len(loops)
+    for block, loop in zip(blocks.blocks, loop_of, strict=True):
+        if loop >= 0:
+            issued[loop] += sum(site.executed for site in block)
+    main = top = max(range(len(loops)), key=issued.__getitem__)
     while loops[top].parent >= 0:
         top = loops[top].parent
-    return MainLoop(busiest.instructions, busiest.iterations / busiest.unroll, conflicts[top])
+    conflicts = sum(site.conflicts for b in loops[top].blocks for site in blocks.blocks[b])
+    found = next((m for m in slots.loops if m.matched and m.line == blocks.line(main)), None)
+    if found is None:
+        return MainLoop(0, 0.0, conflicts)
+    return MainLoop(found.instructions, found.iterations / found.unroll, conflicts)

@@ -15,7 +15,7 @@ from .occupancy import by_entry
 from .vgpu.report import StepReport
 from .vgpu.virtual_gpu import VirtualGpu, VirtualGpuOptions
 
-MAX_ERROR = 2.0**-6  # of an answer, over the largest value: four roundings to bf16; a wrong token shows far above it
+MAX_ERROR = 2.0**-4  # of an answer, over the largest value: an e4m3 rounding of the softmax weights; sanity, no proof
 
 
 class WrongAnswerError(RuntimeError):

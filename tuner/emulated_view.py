@@ -19,6 +19,7 @@ from .emulated_jobs import Cell
 
 EVIDENCE = "emulated on the virtual GPU and read from the binaries; nothing was measured on a GPU"
 MARK = "!"
+NOTED_ERROR = 2.0**-7  # of an answer: two roundings to bf16 of the largest value
 
 Format = Callable[[Mapping[str, Any]], str]
 
@@ -89,6 +90,11 @@ def notes_of(rows: Sequence[Row]) -> list[str]:
     notes = [f"default: {label(row)}" for row in rows if row.is_default and not row.is_peer]
     notes += [f"{short(row, rows)}: no figures: {row.reason}" for row in rows if row.reason]
     notes += [f"{short(row, rows)}: {row.figures['doubt']}" for row in rows if row.answer and row.figures["doubt"]]
+    notes += [
+        f"{short(row, rows)}: its answer is {row.answer['answer_error']:.1%} of the largest value off float64"
+        for row in rows
+        if row.answer and row.answer["answer_error"] > NOTED_ERROR
+    ]
     checks = [row.answer["check"]["off"] for row in rows if row.answer and "check" in row.answer]
     if checks:
         notes.append(

@@ -94,7 +94,7 @@ def test_conflicts_of_the_main_loop_include_those_of_the_loop_around_it() -> Non
     found = main_loop(slots, sites)
     assert (found.instructions, found.trips, found.conflicts) == (9, 8, 23)
     lost = main_loop(replace(slots, loops=()), sites)
-    assert (lost.instructions, lost.conflicts) == (0, 23)
+    assert (lost.instructions, lost.trips, lost.conflicts) == (0, 0, 23)
 
 
 def row(name: str, config: dict[str, int], is_default: bool = False, **changed: float) -> Row:
