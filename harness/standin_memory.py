@@ -68,13 +68,10 @@ class StandInMemory:
         self._used -= gone.num_bytes
         self._freed = [*self._freed, (gone.base, gone.num_bytes)][-REMEMBERED:]
 
-    def _ranges(self) -> list[Range]:
-        """All live allocations, in a list of their own: the garbage collector may free one at any moment."""
-        return list(self._live.values())
-
     def host_address(self, address: int, num_bytes: int) -> int:
         """Where the bytes of a range lie in this process; raises NotMapped unless one live allocation holds them."""
-        found = next((r for r in self._ranges() if r.base <= address and address + num_bytes <= r.end), None)
+        live = tuple(self._live.values())  # a copy, as below
+        found = next((r for r in live if r.base <= address and address + num_bytes <= r.end), None)
         if found is None:
             was = any(base <= address < base + size for base, size in self._freed)
             raise NotMapped(f"{num_bytes} bytes at {address:#x} are {'freed' if was else 'not allocated'}")
@@ -92,10 +89,11 @@ class StandInMemory:
         """What a kernel sees: all live allocations, and the freed ones, whose use is a fault."""
         space = AddressSpace(BoundPlan(LaunchPlan((), {}), {}))
         readable = ACCESS_CODES[Access.INOUT]
-        for number, found in enumerate(self._ranges()):
+        # Copies: a finaliser that the garbage collector runs meanwhile may free memory.
+        for number, found in enumerate(tuple(self._live.values())):
             space.add(f"allocation {number}", found.base, found.host, readable)
         dead = np.zeros(1, np.uint8)
-        for base, num_bytes in self._freed:
+        for base, num_bytes in tuple(self._freed):
             space.add("freed memory", base, dead, readable)
             space.allocations[-1].freed, space.allocations[-1].num_bytes = True, num_bytes
         return space
