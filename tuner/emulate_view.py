@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pagedtune.harness.case import Case
-from pagedtune.harness.emulation import Emulation, least_sectors
+from pagedtune.harness.emulation import SECTOR_BYTES, Emulation, least_sectors
 from pagedtune.harness.issue_slots import IssueSlots
 from pagedtune.harness.vgpu.report import SiteReport, StepReport
 from pagedtune.kernels.variant import Config
@@ -109,13 +109,18 @@ def _sites(step: StepReport) -> Table:
     view = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     view.add_column("line", justify="right", no_wrap=True)
     view.add_column("instruction", no_wrap=True)
-    for name in ("executed", "lanes", "sectors", "lines", "bytes", "conflicts"):
+    for name in ("executed", "lanes", "sectors", "lines", "bytes", "conflicts", "until use"):
         view.add_column(name, justify="right", no_wrap=True)
     view.add_column("source", overflow="fold")
     for s in hottest(step.sites):
-        numbers = (s.executed, s.lanes, s.sectors, s.lines, s.bytes, s.conflicts)
+        numbers = (s.executed, s.lanes, s.sectors, s.lines, s.bytes, s.conflicts, _until_use(s))
         view.add_row(str(s.line), s.instruction, *(f"{n:,}" if n else "" for n in numbers), s.source or "-")
     return view
+
+
+def _until_use(site: SiteReport) -> int:
+    """Instructions that the block issues, on average, between asking for a byte and waiting for it."""
+    return round(site.flight / (SECTOR_BYTES * site.sectors)) if site.sectors else 0
 
 
 def _show_verdict(line: Any, found: Emulation, schedule: str) -> None:

@@ -39,6 +39,7 @@ class Allocation:
         gaps: bytes that belong to no element, None where there are none.
         freed: whether it was given back.
         read, written: bytes that were touched.
+        pending_written, pending_read: see core/state.h.
         keep: what owns the memory.
     """
 
@@ -54,11 +55,13 @@ class Allocation:
     read: Bitmap = field(default_factory=lambda: np.zeros(0, np.uint8))
     written: Bitmap = field(default_factory=lambda: np.zeros(0, np.uint8))
     keep: object = None
+    pending_written: Bitmap | None = None  # by the previous kernel, which may not have ended
+    pending_read: Bitmap | None = None
 
 
 def bitmap_size(num_bytes: int) -> int:
-    """Bytes of a bitmap over `num_bytes`, with slack for wide reads; even, as it is touched in pieces of two."""
-    return (num_bytes // 8 + 17) & ~1
+    """Bytes of a bitmap over `num_bytes`, with slack for wide reads; whole words, in which it is counted."""
+    return (num_bytes // 8 + 23) & ~7
 
 
 def bitmap(num_bytes: int) -> Bitmap:
@@ -194,7 +197,8 @@ class AddressSpace:
 
     def count_touched(self) -> tuple[dict[str, int], dict[str, int]]:
         """Bytes that were read and written since, by allocation, where there are any."""
-        counts = np.add.reduceat(np.bitwise_count(self._touched), self._bounds, dtype=np.int64).tolist()
+        words = np.bitwise_count(self._touched.view(np.uint64))
+        counts = np.add.reduceat(words, self._bounds // 8, dtype=np.int64).tolist()
         names = [a.name for a in self.allocations]
         read, written = (dict(zip(names, counts[k::2], strict=True)) for k in (0, 1))
         return {n: c for n, c in read.items() if c}, {n: c for n, c in written.items() if c}
@@ -207,7 +211,8 @@ class AddressSpace:
             init = None if a.init is None else a.init.ctypes.data
             gaps = None if a.gaps is None else a.gaps.ctypes.data
             touched = (a.read.ctypes.data, a.written.ctypes.data)
-            out[k] = Alloc(a.base, a.num_bytes, a.host, init, gaps, *touched, a.access, a.granule, a.freed, k)
+            pending = (_address(a.pending_written), _address(a.pending_read))
+            out[k] = Alloc(a.base, a.num_bytes, a.host, init, gaps, *touched, a.access, a.granule, a.freed, k, *pending)
         return out
 
     def describe(self, index: int, address: int) -> str:
@@ -224,6 +229,10 @@ class AddressSpace:
     def by_name(self, name: str) -> Allocation | None:
         """The allocation that holds a slot."""
         return next((a for a in self.allocations if name in a.name.split("+")), None)
+
+
+def _address(bits: Bitmap | None) -> int | None:
+    return None if bits is None else bits.ctypes.data
 
 
 def _element_positions(tensor: torch.Tensor) -> torch.Tensor:

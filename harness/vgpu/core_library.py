@@ -30,6 +30,8 @@ class Alloc(ctypes.Structure):
         ("granule", ctypes.c_int32),
         ("freed", ctypes.c_int32),
         ("index", ctypes.c_int32),
+        ("pending_written", ctypes.c_void_p),
+        ("pending_read", ctypes.c_void_p),
     )
 
 
@@ -65,7 +67,7 @@ class RawOptions(ctypes.Structure):
         ("cooperative", ctypes.c_int32),
         ("max_warp_instructions", ctypes.c_uint64),
         ("shuffle_seed", ctypes.c_int32),
-        ("reserved", ctypes.c_int32),
+        ("strict_stores", ctypes.c_int32),
     )
 
 
@@ -103,6 +105,7 @@ class Totals:
         barriers: warp arrivals at CTA barriers.
         most_flying: most bytes that one CTA had on their way from global memory.
         flying_area: such bytes, summed over the warp instructions (`instructions`) that were issued meanwhile.
+        benign: unordered stores of the value that was there already.
         busiest: warp instructions of the CTA that issued most.
     """
 
@@ -110,10 +113,11 @@ class Totals:
     most_flying: int
     flying_area: int
     instructions: int
+    benign: int
     busiest: int
 
 
-SITE = np.dtype([(n, "u8") for n in ("executed", "lanes", "sectors", "lines", "bytes", "conflicts")])
+SITE = np.dtype([(n, "u8") for n in ("executed", "lanes", "sectors", "lines", "bytes", "conflicts", "flight")])
 
 
 def _host_has_avx2() -> bool:
@@ -159,7 +163,7 @@ class Core:
         """Runs a grid: faults, one `SITE` per instruction, and sums over all."""
         faults = (RawFault * max_faults)()
         sites = np.zeros(len(code), SITE)
-        totals = (ctypes.c_uint64 * 5)()
+        totals = (ctypes.c_uint64 * 6)()
         count = self._run(
             code.ctypes.data,
             len(code),

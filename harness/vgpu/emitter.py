@@ -6,7 +6,17 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from .program import LOCAL_START, MODULE_BASE, PARAM_BASE, SHARED_START, SPECIALS, InstructionClass, Operation, Param
+from .program import (
+    LOCAL_START,
+    MAX_OPS,
+    MODULE_BASE,
+    PARAM_BASE,
+    SHARED_START,
+    SPECIALS,
+    InstructionClass,
+    Operation,
+    Param,
+)
 from .ptx_module import (
     TYPE_BYTES,
     Address,
@@ -335,6 +345,8 @@ class Emitter:
 
     def emit(self, operation: Operation, guard: tuple[int, bool] | None = None) -> None:
         """Appends an instruction under the current one's guard, or under `guard`."""
+        if len(operation.ops) > MAX_OPS:
+            raise self.error(f"{len(operation.ops)} registers, the virtual GPU takes at most {MAX_OPS}")
         row, negated = guard if guard is not None else self.guard()
         self.emitted.append(Emitted(operation, self.instruction, row, negated, self.reads, self.writes))
 

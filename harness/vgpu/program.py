@@ -131,6 +131,11 @@ class Program:
         return np.array([o.startswith(("st", "atom", "red")) for o in self.opcodes], np.bool_)
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """Handler name of each instruction (of a program that is not linked yet)."""
+        return tuple(self.keys[k] for k in self.code["key"])
+
+    @property
     def param_bytes(self) -> int:
         """Size of all parameters."""
         return max((p.offset + p.num_bytes for p in self.params), default=0)

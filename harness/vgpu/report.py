@@ -8,7 +8,7 @@ from enum import Enum
 
 
 class FaultKind(Enum):
-    """Kinds of fault; values 1 to 18 are those of the core, the rest is found after a launch."""
+    """Kinds of fault; values are those of the core. `UNWRITTEN_OUTPUT` is found after a launch."""
 
     OUT_OF_BOUNDS = 1
     MISALIGNED = 2
@@ -28,6 +28,7 @@ class FaultKind(Enum):
     DIVERGENT_SYNC = 16
     UNINITIALISED_OPERAND = 17
     UNWRITTEN_OUTPUT = 18
+    PROGRAMMATIC_ORDER = 19
 
 
 WHAT = {
@@ -49,6 +50,7 @@ WHAT = {
     FaultKind.DIVERGENT_SYNC: "warp instruction whose member lanes do not all arrive",
     FaultKind.UNINITIALISED_OPERAND: "control operand depends on uninitialised data",
     FaultKind.UNWRITTEN_OUTPUT: "output that is not written completely",
+    FaultKind.PROGRAMMATIC_ORDER: "access to the previous kernel's data before griddepcontrol.wait",
 }
 
 
@@ -107,6 +109,8 @@ class SiteReport:
         sectors, lines: 32-byte sectors and 128-byte lines of global memory, each warp access counted by itself.
         bytes: bytes that lanes asked for (global and shared).
         conflicts: extra passes of shared memory.
+        flight: bytes asked of global memory, each times the warp instructions that its block issued until it was
+            waited for or its value was read.
         guarded: whether it runs under a predicate.
         target: for a branch, the index of the site it leads to, else -1.
     """
@@ -120,6 +124,7 @@ class SiteReport:
     lines: int
     bytes: int
     conflicts: int
+    flight: int = 0
     guarded: bool = False
     target: int = -1
 
@@ -168,6 +173,7 @@ class StepReport:
     seconds: float
     counters: Counters
     sites: Sequence[SiteReport]
+    benign_races: int = 0  # unordered stores of the value that is there already: see VirtualGpuOptions.strict_stores
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,10 @@ def describe_fault(raw: RawFault, program: Program, space: AddressSpace, step: K
             f"clashes with PTX line {program.lines[raw.other_pc]} ({program.opcodes[raw.other_pc]}) "
             f"of block {block}, thread {raw.other_thread}"
         )
+    if kind in (FaultKind.DEADLOCK, FaultKind.ENDLESS_LOOP):
+        other = f"{raw.other_thread} warps of the block are here"
+    if kind is FaultKind.ENDLESS_LOOP:
+        other += f"; the limit is {raw.address} instructions a warp (VirtualGpuOptions.max_warp_instructions)"
     return Fault(
         kind,
         program.entry,
@@ -75,7 +79,7 @@ def step_report(
         bytes_in_flight_mean=totals.flying_area / max(1, totals.instructions),
         busiest_block=totals.busiest,
     )
-    return StepReport(program.entry, seconds, counters, SiteTable(program, sites))
+    return StepReport(program.entry, seconds, counters, SiteTable(program, sites), totals.benign)
 
 
 class SiteTable(Sequence[SiteReport]):
@@ -96,7 +100,7 @@ class SiteTable(Sequence[SiteReport]):
     def __getitem__(self, index: int | slice) -> SiteReport | tuple[SiteReport, ...]:
         if isinstance(index, slice):
             return tuple(self[k] for k in range(*index.indices(len(self))))
-        executed, lanes, sectors, lines, num_bytes, conflicts = (int(n) for n in self._sites[index])
+        executed, lanes, sectors, lines, num_bytes, conflicts, flight = (int(n) for n in self._sites[index])
         lines_, opcodes, sources = self._places
         return SiteReport(
             lines_[index],
@@ -108,6 +112,7 @@ class SiteTable(Sequence[SiteReport]):
             lines,
             num_bytes,
             conflicts,
+            flight,
             bool(self._guards[index] >= 0),
             int(self._targets[index]),
         )

@@ -128,6 +128,19 @@ def test_a_loop_keeps_one_load_in_flight() -> None:
     assert count(body, 32, 32, 1).bytes_in_flight_max == 2 * 128
 
 
+def test_bytes_in_flight_by_site() -> None:
+    """Each load is used by the third instruction after it."""
+    body = "mov.u32 %r1, 0; add.s64 %rd11, %rd0, %rd13; ld.global.u32 %r2, [%rd11]; ld.global.u32 %r3, [%rd11+128];"
+    body += "add.u32 %r5, %r10, 1; add.u32 %r1, %r1, %r2; add.u32 %r1, %r1, %r3;"
+    arguments = {"x": (torch.zeros(64, dtype=torch.int32), IN), "o": (torch.zeros(32, dtype=torch.int32), OUT)}
+    frame = "mov.u32 %r10, %r60; mul.wide.u32 %rd13, %r10, 4; add.s64 %rd12, %rd1, %rd13;"
+    text = module(f"{frame}\n{body}\nst.global.u32 [%rd12], %r1;", arguments)
+    step = run_ptx(text, "k", arguments, (1, 1, 1), (32, 1, 1), options=ONE_THREAD).steps[0]
+    assert [site.flight for site in step.sites if site.instruction == "ld.global.u32"] == [128 * 3, 128 * 3]
+    issued = sum(site.executed for site in step.sites)
+    assert step.counters.bytes_in_flight_mean == 2 * 128 * 3 / issued
+
+
 def stages(depth: int, rounds: int, threads: int = 32) -> Counters:
     """A software pipeline: `depth` groups are issued ahead; each round waits for the oldest and issues another."""
     issue = (

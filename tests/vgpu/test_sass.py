@@ -168,7 +168,7 @@ def hand_kernel() -> SassKernel:
 
 
 def site(line: int, instruction: str, executed: int, target: int = -1, guarded: bool = False) -> SiteReport:
-    return SiteReport(line, instruction, "", executed, 32 * executed, 0, 0, 0, 0, guarded, target)
+    return SiteReport(line, instruction, "", executed, 32 * executed, 0, 0, 0, 0, 0, guarded, target)
 
 
 def test_blocks_of_a_listing() -> None:

@@ -62,7 +62,7 @@ inline void op_cp_async(Ctx& c, Warp& w, const Instr& i, u32 exec) {
         if (rows) race_shared16(c, w, l, offset[l], true, pc);
         else race_shared(c, w, l, u32(dst[l]), size, true, false, pc);
         flying += u64(take);
-        w.copies.push_back({u32(dst[l]), u8(size), u8(take), u8(l), pc, src[l], -1, {}, 0});
+        w.copies.push_back({u32(dst[l]), u8(size), u8(take), u8(l), pc, src[l], -1, c.cta.clock, {}, 0});
         if (early) { AsyncCopy& k = w.copies.back(); fetch(c, k); land(c, k); }
         for (i32 b = 0; b < size; b += 4) {
             u32 s;
@@ -85,7 +85,7 @@ inline void complete_copies(Ctx& c, Warp& w, u32 exec, i64 pending, bool uncommi
         AsyncCopy& k = w.copies[n];
         const bool due = (exec >> k.lane & 1) && (uncommitted || (k.group >= 0 && k.group < w.groups[k.lane] - pending));
         if (!due) { if (kept != n) w.copies[kept] = k; ++kept; continue; }
-        c.cta.flying -= k.src_size;
+        land_copy(c, k);
         if (!c.launch.args.options.async_early) fetch(c, k); else
             for (int b = 0; b < k.size; ++b) k.valid = u16((k.valid & ~(1u << b)) | u32(c.cta.shared_state[k.dst - SHARED_START + u32(b)] & 1) << b);
         if (c.launch.args.options.async_early) std::memcpy(k.data, c.cta.shared.data() + (k.dst - SHARED_START), k.size);

@@ -1,6 +1,6 @@
-// Addresses, bounds, initialised bytes, counters; loads and stores in every space.
+// Addresses, bounds, initialised bytes; loads and stores in every space.
 #pragma once
-#include "race.h"
+#include "counters.h"
 
 namespace vgpu {
 
@@ -83,6 +83,8 @@ inline bool locate(Ctx& c, Warp& w, const Instr& i, i32 lane, u64 address, i32 s
         if (a->freed) return fault_at(c, w, USE_AFTER_FREE, i, lane, address, size, space, a->index);
         const u64 offset = address - a->base;
         if (a->gaps && bits_at(a->gaps, offset, size)) return fault_at(c, w, OUT_OF_BOUNDS, i, lane, address, size, space, a->index);
+        if (a->pending_written && !(w.waited >> lane & 1) && bits_at(a->pending_written, offset, size))
+            return fault_at(c, w, PROGRAMMATIC_ORDER, i, lane, address, size, space, a->index);
         cached = i32(a - c.launch.args.allocs);
         out = {a->host + offset, a, offset, nullptr, 0};
         return true;
@@ -112,7 +114,7 @@ inline bool locate_quick(Ctx& c, i32 site_alloc, u64 address, i32 size, i32 spac
     if (space != GLOBAL || site_alloc < 0) return false;
     Alloc& a = c.launch.args.allocs[site_alloc];
     const u64 offset = address - a.base;
-    if (offset >= a.size || offset + u64(size) > a.size || a.freed || a.gaps) return false;
+    if (offset >= a.size || offset + u64(size) > a.size || a.freed || a.gaps || a.pending_written) return false;
     out = {a.host + offset, &a, offset, nullptr, 0};
     return true;
 }
@@ -128,89 +130,6 @@ inline bool addresses(Ctx& c, Warp& w, const Instr& i, u32 exec, i32 op, i32 wid
     if (width == 8) { const u64* a = row<u64>(w, op); for (int l = 0; l < 32; ++l) out[l] = a[l] + u64(offset); }
     else { const u32* a = row<u32>(w, op); for (int l = 0; l < 32; ++l) out[l] = u32(a[l] + u32(offset)); }
     return true;
-}
-
-// ---- counters
-inline u32 count_distinct(u64* ids, int n) {
-    bool sorted = true;
-    u32 distinct = n > 0;
-    for (int k = 1; k < n; ++k) { if (ids[k] < ids[k - 1]) { sorted = false; break; } distinct += ids[k] != ids[k - 1]; }
-    if (sorted) return distinct;
-    std::sort(ids, ids + n);
-    return u32(std::unique(ids, ids + n) - ids);
-}
-// Returns the sectors of the access.
-inline u32 count_global(Ctx& c, const Instr& i, u32 exec, const u64* address, i32 size) {
-    SiteCounters& s = site(c, i);
-    u64 ids[64]; int n = 0;
-    for (u32 m = exec; m; m &= m - 1) {
-        const u64 a = address[__builtin_ctz(m)];
-        ids[n++] = a >> 5;
-        if ((a + u64(size) - 1) >> 5 != a >> 5) ids[n++] = (a + u64(size) - 1) >> 5;
-    }
-    const u32 sectors = count_distinct(ids, n);
-    s.sectors += sectors;
-    for (int k = 0; k < n; ++k) ids[k] >>= 2;
-    s.lines += count_distinct(ids, n);
-    s.bytes += u64(__builtin_popcount(exec)) * u64(size);
-    return sectors;
-}
-// ---- bytes in flight: asynchronous copies until their wait, loads until an instruction reads their result
-inline void take_off(Cta& cta, u64 bytes) { cta.flying += bytes; cta.most_flying = std::max(cta.most_flying, cta.flying); }
-inline void land_load(Cta& cta, Warp& w, i32 load) {
-    for (size_t k = 0; k < w.loads.size(); ++k) {
-        if (w.loads[k].first != load) continue;
-        cta.flying -= w.loads[k].second;
-        w.loads[k] = w.loads.back();
-        w.loads.pop_back();
-        return;
-    }
-}
-inline void start_load(Cta& cta, Warp& w, i32 load, u32 bytes) {
-    land_load(cta, w, load);
-    w.loads.emplace_back(load, bytes);
-    take_off(cta, bytes);
-}
-// Extra passes over the 32 banks of 4 bytes: lanes are served in groups of 128 bytes; one word is broadcast to many.
-inline void count_shared16(SiteCounters& s, u32 exec, const u64* address) {  // 16 bytes a lane: eight lanes a pass
-    for (int from = 0; from < 32; from += 8) {
-        u32 columns = 0;
-        for (int l = from; l < from + 8; ++l) columns |= 1u << (address[l] >> 4 & 7);
-        if (columns == 0xff) continue;
-        u32 row[8]; u8 column[8], times[8] = {}; int n = 0; u32 worst = 1;
-        for (int l = from; l < from + 8; ++l) {
-            if (!(exec >> l & 1)) continue;
-            const u32 r = u32(address[l] >> 7); const u8 col = u8(address[l] >> 4 & 7);
-            bool seen = false;
-            for (int k = 0; k < n && !seen; ++k) seen = row[k] == r && column[k] == col;
-            if (seen) continue;
-            row[n] = r; column[n++] = col;
-            worst = std::max(worst, u32(++times[col]));
-        }
-        s.conflicts += worst - 1;
-    }
-}
-inline void count_shared(Ctx& c, const Instr& i, u32 exec, const u64* address, i32 size) {
-    SiteCounters& s = site(c, i);
-    s.bytes += u64(__builtin_popcount(exec)) * u64(size);
-    if (size == 16) return count_shared16(s, exec, address);
-    const int words = std::max(1, size / 4), group = 32 / words;
-    bool consecutive = exec == FULL;
-    for (int l = 1; l < 32 && consecutive; ++l) consecutive = address[l] == address[l - 1] + u64(size);
-    if (consecutive && size >= 4) return;
-    for (int from = 0; from < 32; from += group) {
-        u32 held[32][32]; u8 n[32] = {}; u32 worst = 1;
-        for (int l = from; l < from + group; ++l) {
-            if (!(exec >> l & 1)) continue;
-            for (int k = 0; k < words; ++k) {
-                const u32 word = u32(address[l] >> 2) + u32(k), bank = word & 31;
-                bool seen = false;
-                for (int j = 0; j < n[bank] && !seen; ++j) seen = held[bank][j] == word;
-                if (!seen) { held[bank][n[bank]++] = word; worst = std::max(worst, u32(n[bank])); }
-            }
-        }
-        s.conflicts += worst - 1;
-    }
 }
 
 // Invalid bytes of memory, as a mask; a byte that an asynchronous copy has yet to fill is a fault.
@@ -269,7 +188,26 @@ inline bool settled16(const u8* state) {
     return x == 0x0101010101010101ull && y == x;
 }
 
-enum MemFlags : i32 { STRONG = 1, ACQUIRE = 2, RELEASE = 4 };
+enum MemFlags : i32 { STRONG = 1, ACQUIRE = 2, RELEASE = 4, CTA_SCOPE = 8 };
+
+// What orders accesses is a variable of shared or global memory, by its address there; local memory orders nothing.
+inline bool sync_variable(u64& address, i32 space) {
+    if (space == LOCAL || (space == GENERIC && address - LOCAL_WINDOW < WINDOW_BYTES)) return false;
+    if (space == GENERIC && address - SHARED_WINDOW < WINDOW_BYTES) address -= SHARED_WINDOW;
+    return true;
+}
+// A strong store or atomic, before it writes; a strong load or atomic, after it has read. Both under the atomics' lock.
+inline void release_at(Ctx& c, Warp& w, u64 address, i32 space, i32 flags) {
+    if (!sync_variable(address, space)) return;
+    release_in_cta(c, w, address, flags & RELEASE);
+    if (address >= WINDOW_BYTES && !(flags & CTA_SCOPE)) release_to(c, w, address, flags & RELEASE);
+}
+inline void acquire_at(Ctx& c, Warp& w, u64 address, i32 space, i32 flags) {
+    if (!sync_variable(address, space)) return;
+    if (!(flags & ACQUIRE)) return observe(w, address);
+    acquire_in_cta(c, w, address);
+    if (address >= WINDOW_BYTES && !(flags & CTA_SCOPE)) acquire_from(c, w, address);
+}
 
 // ld: ops = d0.. dn-1, base. p: 0 space, 1 base bytes, 2 element bytes, 3 count, 4 register bytes, 5 signed, 6 MemFlags.
 inline void op_ld(Ctx& c, Warp& w, const Instr& i, u32 exec) {
@@ -297,10 +235,10 @@ inline void op_ld(Ctx& c, Warp& w, const Instr& i, u32 exec) {
         }
         any |= invalid[l];
     }
-    if (i.p[6] & ACQUIRE) {
+    if (strong) {
         SpinLock lock(c.launch.atomics);
-        for (u32 m = exec; m; m &= m - 1) acquire_from(c, w, at[first_lane(m)]);
-    } else if (strong && global) for (u32 m = exec; m; m &= m - 1) observe(w, at[first_lane(m)]);
+        for (u32 m = exec; m; m &= m - 1) acquire_at(c, w, at[first_lane(m)], i.p[0], i.p[6]);
+    }
     for (i32 e = 0; e < n; ++e) {
         const i32 d = i.ops[e];
         u8* out = row<u8>(w, d);
@@ -323,7 +261,7 @@ inline void op_ld(Ctx& c, Warp& w, const Instr& i, u32 exec) {
         }
     }
     if (shared) count_shared(c, i, exec, at, size);
-    if (global) start_load(c.cta, w, pc_of(c, i), 32 * count_global(c, i, exec, at, size));
+    if (global) start_load(c, w, pc_of(c, i), 32 * count_global(c, i, exec, at, size));
 }
 VG_ON("ld", op_ld(c, w, i, exec);)
 
@@ -332,6 +270,8 @@ inline bool write_bytes(Ctx& c, Warp& w, const Instr& i, i32 lane, u64 address, 
     if (p.alloc) {
         Alloc& a = *p.alloc;
         if (a.access == IN || a.access == CONSTANT) return fault_at(c, w, MUTATED_INPUT, i, lane, address, size, GLOBAL, a.index);
+        if (a.pending_read && !(w.waited >> lane & 1) && bits_at(a.pending_read, p.offset, size))
+            return fault_at(c, w, PROGRAMMATIC_ORDER, i, lane, address, size, GLOBAL, a.index);
         if (invalid && a.access != WORKSPACE) report(c, UNINIT_OUTPUT, pc_of(c, i), thread_of(w, lane), address, a.index, size, GLOBAL);
         race_global(c, w, lane, a, p.offset, size, true, strong, pc_of(c, i), same_bytes(p.data, data, size));
         copy_bytes(p.data, data, size);
@@ -357,9 +297,9 @@ inline void op_st(Ctx& c, Warp& w, const Instr& i, u32 exec) {
     for (i32 e = 0; e < n; ++e) bad |= w.bad[i.ops[1 + e]];
     bool shared = false, global = false;
     const bool strong = i.p[6] & STRONG;
-    if (strong && i.p[0] != SHARED && i.p[0] != LOCAL) {
+    if (strong) {
         SpinLock lock(c.launch.atomics);
-        for (u32 m = exec; m; m &= m - 1) release_to(c, w, at[first_lane(m)], i.p[6] & RELEASE);
+        for (u32 m = exec; m; m &= m - 1) release_at(c, w, at[first_lane(m)], i.p[0], i.p[6]);
     }
     for (u32 m = exec; m; m &= m - 1) {
         const int l = __builtin_ctz(m);
