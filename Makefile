@@ -19,10 +19,11 @@ help: ## show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@printf '\n  Variables, with example values:\n'
 	@printf '    %-22s %s\n' \
-	    'GPU=h100' 'the device (default: the one of this machine, else cpu)' \
+	    'GPU=h100' 'the device, here or not (default: the one of this machine, else cpu)' \
 	    'MODEL=llama-3-8b' 'one model or several, comma separated (default: those of the sweep)' \
-	    'SWEEP=quick' 'quick, default, full or a file (default: quick)' \
+	    'SWEEP=quick' 'quick, default, full, gpu or a file (default: quick, or gpu)' \
 	    'BUDGET=180' 'seconds that a tune may take after set-up' \
+	    'ALLOW_PREDICTED=1' 'export winners whose time is only predicted, with their finalists' \
 	    'RESULTS=results' 'folder of the records and the report' \
 	    'PROMPT="Hello"' 'what to generate an answer to' \
 	    'ARGS="--help"' 'anything else for the command line' \
@@ -83,7 +84,8 @@ gpu-day: ## on a machine with an NVIDIA GPU: gate, ceilings, times, counters; ne
 
 .PHONY: export
 export: setup ## write the winners as a wheel for engines into dist/: make export GPU=cpu
-	@$(PAGEDTUNE) export $(call option,GPU,--device) $(call option,MODEL,--models) $(where) $(ARGS)
+	@$(PAGEDTUNE) export $(call option,GPU,--device) $(call option,MODEL,--models) \
+	    $(if $(strip $(ALLOW_PREDICTED)),--allow-predicted) $(where) $(ARGS)
 
 .PHONY: generate
 generate: setup ## export, install and generate text with SmolLM2: make generate PROMPT="Why is the sky blue?"

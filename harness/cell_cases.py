@@ -6,25 +6,34 @@ import zlib
 from dataclasses import replace
 
 from pagedtune.kernels.bounds import Bucket
+from pagedtune.kernels.device import Device
 from pagedtune.kernels.pool_format import PoolFormat
 from pagedtune.kernels.problem import Problem
 from pagedtune.kernels.variant import Config, Op, Variant
 from pagedtune.kernels.workload import Workload
 
 from .case import Case, Family, Hazard
+from .fewer_heads import with_fewer_heads
 
 MAX_KV_ELEMENTS = 1 << 20  # of K and V of one sequence; with half of it where the length itself does not matter, all
 # cases of a candidate together take under a second
+MAX_VIRTUAL_KV_ELEMENTS = 1 << 19  # the same where kernels are interpreted
+VIRTUAL_KV_HEADS = 2
 MAX_EDGES = 3
 
 
 def cases_for_cell(
-    problem: Problem, pool_format: PoolFormat, bucket: Bucket, variant: Variant, config: Config | None = None
+    problem: Problem,
+    pool_format: PoolFormat,
+    bucket: Bucket,
+    variant: Variant,
+    config: Config | None = None,
+    max_kv_elements: int = MAX_KV_ELEMENTS,
 ) -> tuple[Case, ...]:
     """Seven cases: all three families, every kind of table tail, block edges and the edges of `config`'s splits, a
     strided launch, a pool above 2^32 elements, and one plan made for the bucket's own bounds."""
     problem = replace(problem, max_query_len=max(problem.max_query_len, bucket.max_query_len))
-    longest = max(2, min(bucket.max_context_len, MAX_KV_ELEMENTS // _elements_per_token(problem)))
+    longest = max(2, min(bucket.max_context_len, max_kv_elements // _elements_per_token(problem)))
     size = pool_format.block_size
     medium = max(2, longest // 2)
     edges = _limited((size + 1, size, 0, size - 1, 1), longest)
@@ -47,6 +56,22 @@ def cases_for_cell(
     if attention:
         cases.append(_at_bucket(problem, pool_format, bucket, medium, seed))
     return tuple(cases)
+
+
+def cases_for_virtual_cell(
+    problem: Problem, pool_format: PoolFormat, bucket: Bucket, variant: Variant, config: Config, device: Device
+) -> tuple[Case, ...]:
+    """The same cases for a device whose kernels are interpreted: the binaries are those of the cell, and all but one
+    case have two KV heads where fewer heads run on the same binaries; the last one has all."""
+    fewer = with_fewer_heads(variant, config, problem, pool_format, device, VIRTUAL_KV_HEADS)
+    cases = cases_for_cell(fewer, pool_format, bucket, variant, config, MAX_VIRTUAL_KV_ELEMENTS)
+    if fewer == problem:
+        return cases
+    whole = replace(problem, max_query_len=max(problem.max_query_len, bucket.max_query_len))
+    size = pool_format.block_size
+    lens = _limited((2 * size + 1, 0, size), bucket.max_context_len)
+    hazards = (Hazard.TAIL_MINUS_ONE, Hazard.STRIDED_POOL)
+    return (*cases, Case(variant.op, whole, pool_format, _workload(whole, lens), Family.NEEDLE, hazards, cases[0].seed))
 
 
 def split_edges(config: Config | None, context_len: int) -> list[int]:

@@ -20,6 +20,7 @@ from .variant import BuildError
 _RESOURCE = re.compile(r"Function (\S+?):\s*\n\s*REG:(\d+) STACK:(\d+) SHARED:(\d+)")
 _ENTRY = re.compile(r"\.entry\s+([\w$]+)\s*\((.*?)\)", re.DOTALL)
 _PARAM = re.compile(r"\.param\s+(?:\.align\s+\d+\s+)?\.(\w+)")
+_SYSTEM_SHARED = 1024
 _CTYPES = {"u64": CType.I64, "s64": CType.I64, "b64": CType.I64, "f32": CType.F32}
 
 
@@ -69,7 +70,7 @@ def store(name: str, key: str, compiled: Compiled) -> Artifact:
         OSError: the cache cannot be written.
     """
     cubin, ptx, description = paths_of(name, key)
-    resources = read_resources(compiled.cubin, compiled.dynamic_shared)
+    resources = read_resources(compiled.cubin, compiled.dynamic_shared, compiled.target)
     data = {
         "abi": {
             entry: {
@@ -93,11 +94,14 @@ def store(name: str, key: str, compiled: Compiled) -> Artifact:
     )
 
 
-def read_resources(cubin: bytes, dynamic_shared: Mapping[str, int]) -> dict[str, Resources]:
+def read_resources(cubin: bytes, dynamic_shared: Mapping[str, int], target: str = "") -> dict[str, Resources]:
     """Registers, shared memory and stack of each entry, by `cuobjdump`; dynamic shared memory comes from the compiler.
 
-    Without the tool only the dynamic shared memory is known.
+    The kilobyte that the system keeps of each block's shared memory is not part of the static one, although the tool
+    counts it in from sm_90 on. Without the tool only the dynamic shared memory is known.
     """
+    digits = "".join(c for c in target if c.isdigit())
+    system = _SYSTEM_SHARED if digits and int(digits) >= 90 else 0
     tool = find_cuda_tool("cuobjdump")
     text = ""
     if tool is not None:
@@ -111,7 +115,7 @@ def read_resources(cubin: bytes, dynamic_shared: Mapping[str, int]) -> dict[str,
     out = {}
     for entry in entries:
         registers, stack, static = found.get(entry, (0, 0, 0))
-        out[entry] = Resources(registers, static, dynamic_shared[entry], stack)
+        out[entry] = Resources(registers, max(0, static - system), dynamic_shared[entry], stack)
     return out
 
 

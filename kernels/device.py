@@ -31,6 +31,7 @@ class Device:
         bandwidth_gb_s: memory bandwidth in 10^9 bytes/s: from the data sheet for a GPU, measured for a CPU.
         base_clock_mhz: base clock of the SMs or cores.
         isa: for a CPU, the widest vector path it runs (`avx512`, `avx2`, `portable`).
+        boost_clock_mhz: highest clock of the SMs by the data sheet.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Device:
     bandwidth_gb_s: float | None = None
     base_clock_mhz: float | None = None
     isa: str = ""
+    boost_clock_mhz: float | None = None
 
     @property
     def fingerprint(self) -> str:

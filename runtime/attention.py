@@ -188,9 +188,13 @@ class PagedAttention(PagedOp):
         return out
 
     def explain(self, bounds: Bounds) -> Explanation:
-        """Which variant and config run for `bounds`, why, and on what evidence.
+        """Which variant and config run for `bounds`, why, and on what evidence. Loads no binary.
 
         Raises:
             NoKernel: nothing can serve it.
         """
-        return explain(bounds, self.plan(bounds).selection)
+        bucket = bucket_of(bounds)
+        planned = self._planned.get(bucket)
+        if planned is not None:
+            return explain(bounds, planned.selection)
+        return explain(bounds, self.dispatch.select(self.op, self.problem, self.pool_format, bucket.bounds))

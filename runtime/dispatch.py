@@ -13,6 +13,7 @@ from ..kernels.device import Device
 from ..kernels.dispatch import DispatchTable, Winner
 from ..kernels.pool_format import PoolFormat
 from ..kernels.problem import Problem
+from ..kernels.record import TimeEvidence
 from ..kernels.variant import Config, Op, Variant
 from .artifact_source import ArtifactSource, ArtifactUnavailable, BuiltArtifacts
 from .blocklist import Blocklist
@@ -20,9 +21,10 @@ from .errors import PagedRuntimeError
 from .ladder import Rung, recompute_splits, rung_of
 
 _LOG = logging.getLogger(__name__)
-# By op, tried in order where no table decides. The last of each needs no binary and takes every float format.
+# By op, tried in order where no table decides, each on its own kind of device. The last CPU one of each needs no binary
+# and takes every float format.
 DEFAULT_FALLBACKS = {
-    Op.ATTENTION: ("cpu_split", "eager"),
+    Op.ATTENTION: ("cpu_split", "eager", "triton_split", "cuda_paged"),
     Op.KV_WRITE: ("cpu_kv_write", "eager_kv_write"),
     Op.COPY_BLOCKS: ("cpu_copy_blocks", "eager_copy_blocks"),
     Op.GATHER_KV: ("cpu_gather_kv", "eager_gather_kv"),
@@ -114,7 +116,8 @@ class Dispatch:
         """In order of preference."""
         if self.table is not None and any(e.op == op for e in self.table.entries):
             yield from self._tuned(self.table, op, problem, pool_format, bounds)
-        fallbacks = self.fallbacks.get(op, ())
+        others = {v.name for v in self.variants if v.device_kind is not self.device.kind}
+        fallbacks = [name for name in self.fallbacks.get(op, ()) if name not in others]
         for i, name in enumerate(fallbacks):
             rung = Rung.SAFE if i == len(fallbacks) - 1 else Rung.UNTUNED
             yield _Choice(name, rung, "nothing was measured for this: default config")
@@ -131,7 +134,8 @@ class Dispatch:
             return
         if winner is not None:
             where = "this device" if rung is Rung.EXACT else table.device
-            yield _Choice(winner.variant, rung, f"won {winner.bucket.key} ({winner.workload}) on {where}", winner)
+            won = "is predicted to win" if winner.time_evidence is TimeEvidence.PREDICTED else "won"
+            yield _Choice(winner.variant, rung, f"{won} {winner.bucket.key} ({winner.workload}) on {where}", winner)
         asked = (op, problem, pool_format)
         same = [e for e in table.entries if (e.op, e.problem, e.pool_format) == asked]
         # Beyond the tuned range, what won the largest launches is the best guess.

@@ -26,11 +26,12 @@ class Jobs:
     time: str = "pagedtune.harness.timing_jobs:time_cell"
     identify: str = "pagedtune.tuner.jobs:identify_variant"
     space: str = "pagedtune.tuner.jobs:list_space"
+    predict: str = "pagedtune.harness.prediction_jobs:predict_candidate"
 
     @property
     def names(self) -> tuple[str, ...]:
         """All of them."""
-        return self.build, self.check, self.time, self.identify, self.space
+        return self.build, self.check, self.time, self.identify, self.space, self.predict
 
 
 @dataclass(frozen=True)

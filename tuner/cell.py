@@ -7,14 +7,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pagedtune.harness.worker import WorkerError, WorkerTimeout
-from pagedtune.kernels.record import Record, Status, Timing
+from pagedtune.kernels.record import Status, Timing
 from pagedtune.kernels.serial import from_jsonable, to_jsonable
 
-from .bench import Bench
-from .budget import Slice
-from .records import build_key
+from .cell_visit import CellVisit, candidate_payload
 from .select import BASELINE
-from .space import Candidate, Cell
+from .space import Candidate
 from .workers import Failure, failure_of
 
 SCREEN_KEEP = 1.5  # a candidate slower than this times the best screened one is dropped
@@ -25,14 +23,8 @@ DEVICE_WAIT_S = 600.0
 OVERRUN_S = 60.0  # a timing job may take this much longer than its budget (filling pools) before it counts as hung
 
 
-class CellRun:
-    """One visit to one cell."""
-
-    def __init__(self, bench: Bench, cell: Cell, candidates: Sequence[Candidate], time: Slice) -> None:
-        """`candidates` come in the order in which they are tried."""
-        self._bench, self._cell, self._time = bench, cell, time
-        self._built = {c.key: bench.builds[build_key(cell, c)] for c in candidates}
-        self._candidates = candidates
+class CellRun(CellVisit):
+    """One visit to one cell whose device is here."""
 
     def run(self) -> None:
         """All stages; what is recorded already is not done again."""
@@ -56,39 +48,6 @@ class CellRun:
             passed += [candidate for candidate, ok in self._prove_batch(batch) if ok]
         self._record_not_run(open_)
         return [c for c in self._candidates if c in passed]
-
-    def _prove_batch(self, batch: Sequence[Candidate]) -> Iterator[tuple[Candidate, bool]]:
-        runnable = []
-        for candidate in batch:
-            failure = self._built[candidate.key].failure
-            if failure is None:
-                runnable.append(candidate)
-            else:
-                self._keep(candidate, "gate", failure)
-                yield candidate, False
-        bench = self._bench
-        limit_s = self._time.job_limit_s(bench.limit_s)
-        for candidate, answer in bench.pool.map(bench.jobs.check, runnable, self._check_payload, limit_s):
-            if isinstance(answer, WorkerTimeout) and limit_s < bench.limit_s:  # the budget's limit, not its own
-                self._record_not_run([candidate])
-                yield candidate, False
-                continue
-            outcome = failure_of(answer) if isinstance(answer, WorkerError) else verdict_of(answer)
-            self._keep(candidate, "gate", outcome)
-            bench.progress.candidate(candidate.key, "proven" if outcome is None else outcome[0].value)
-            yield candidate, outcome is None
-
-    def _record_not_run(self, candidates: Sequence[Candidate]) -> None:
-        reason = "the budget of this run ended before this candidate; the same command goes on with it"
-        records = [
-            self._bench.facts.record(self._cell, c, self._built[c.key], "gate", (Status.NOT_RUN, reason))
-            for c in candidates
-        ]
-        for record in self._bench.store.append(*(r for r in records if not self._bench.history.knows(r))):
-            self._bench.history.add(record)
-
-    def _check_payload(self, candidate: Candidate) -> dict[str, Any]:
-        return {**self._where(), **_candidate_payload(candidate), "bucket": to_jsonable(self._cell.bucket)}
 
     # --- screen --------------------------------------------------------------------------------------------------
 
@@ -177,7 +136,7 @@ class CellRun:
             **self._where(),
             "bucket": to_jsonable(self._cell.bucket),
             "workload": to_jsonable(self._cell.workload),
-            "candidates": [_candidate_payload(c) for c in candidates],
+            "candidates": [candidate_payload(c) for c in candidates],
             "mode": bench.mode,
             "stage": stage,
             "budget_s": sampling_s,
@@ -201,41 +160,6 @@ class CellRun:
         bench.pace.learn(stage, sampling_s, clock() - start_s)
         for candidate, answer in zip(candidates, answers, strict=True):
             yield candidate, timing_of(answer)
-
-    def _where(self) -> dict[str, Any]:
-        return {
-            "op": self._cell.op.value,
-            "problem": to_jsonable(self._cell.problem),
-            "pool_format": to_jsonable(self._cell.pool_format),
-            "device": to_jsonable(self._bench.facts.device),
-        }
-
-    def _known(self, candidate: Candidate, stage: str) -> Record | None:
-        mode = "" if stage == "gate" else self._bench.mode
-        return self._bench.history.find(self._cell, candidate, self._built[candidate.key], stage, mode)
-
-    def _keep(self, candidate: Candidate, stage: str, outcome: Failure | Timing | None) -> None:
-        bench = self._bench
-        bench.keep(bench.facts.record(self._cell, candidate, self._built[candidate.key], stage, outcome))
-
-    def _show_best(self, times: dict[str, float]) -> None:
-        if times:
-            best = min(times, key=lambda key: times[key])
-            self._bench.progress.best(best, times[best])
-
-
-def _candidate_payload(candidate: Candidate) -> dict[str, Any]:
-    return {"variant": candidate.variant.ref, "config": dict(candidate.config)}
-
-
-def verdict_of(answer: Sequence[dict[str, Any]]) -> Failure | None:
-    """None if every case that the variant takes passed, else the first failure with the case's name."""
-    failed = [case for case in answer if case["status"] not in (Status.PASSED, Status.REJECTED)]
-    if failed:
-        return Status(failed[0]["status"]), f"{failed[0]['case_key']}: {failed[0]['reason']}"
-    if not any(case["status"] == Status.PASSED for case in answer):
-        return Status.NOT_RUN, "the gate ran no case for this cell, so nothing is proven"
-    return None
 
 
 def timing_of(answer: dict[str, Any]) -> Timing | Failure:

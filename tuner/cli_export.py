@@ -7,6 +7,9 @@ from typing import Annotated
 
 import typer
 
+from pagedtune.kernels.device import DeviceKind
+from pagedtune.runtime.exported.manifest import Manifest
+
 from .cli_options import DEFAULT_RESULTS, DeviceOption, ResultsOption, split_names
 from .errors import UsageError
 from .export import Exported, export
@@ -49,6 +52,20 @@ def _folder(results: Path, device: str | None) -> Path:
     return found[0]
 
 
+def _binaries_text(manifest: Manifest) -> str:
+    requires = manifest.requires
+    if requires.device_kind is DeviceKind.CPU:
+        glibc = f", glibc {requires.glibc} or newer" if requires.glibc else ""
+        return f"{len(manifest.libraries)} libraries for {requires.system} {requires.machine}{glibc}"
+    targets = ", ".join(sorted({library.target for library in manifest.libraries}))
+    text = f"{len(manifest.libraries)} cubins for {targets} with their PTX, driver {requires.driver} or newer"
+    fallbacks = manifest.fallbacks
+    if not fallbacks:
+        return text
+    driver = max((f.driver for f in fallbacks), key=int)
+    return f"{text}; {len(fallbacks)} PTX fallbacks for other GPUs from sm_80 on, driver {driver} or newer"
+
+
 def _summary(done: Exported) -> list[str]:
     manifest = done.manifest
     changes = " with uncommitted changes" if manifest.exported_from.get("dirty") else ""
@@ -57,8 +74,7 @@ def _summary(done: Exported) -> list[str]:
         f"{done.path}: {done.num_bytes / 1e6:.2f} MB",
         f"  {len(manifest.provenance)} entries tuned on {manifest.device.replace('|', ', ')}; "
         f"{done.num_finalists} finalists for calibration",
-        f"  {len(manifest.libraries)} libraries for {manifest.requires.system} {manifest.requires.machine}"
-        + (f", glibc {manifest.requires.glibc} or newer" if manifest.requires.glibc else ""),
+        f"  {_binaries_text(manifest)}",
         f"  revision {revision}{changes}, digest {manifest.digest[:16]}",
         *(f"  note: {note}" for note in manifest.notes),
         f"next: pip install {done.path}; python -m pagedtune_runtime verify",

@@ -13,6 +13,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from pagedtune.harness.prediction_jobs import MODE
+
 from .cli_bench import bench_command
 from .cli_options import DEFAULT_RESULTS, DeviceOption, ResultsOption, latest_device, results_of
 from .compare import DEFAULT_THRESHOLD, Change, Comparison, Outcome, compare, load_set, ratio_bounds
@@ -81,8 +83,10 @@ def compare_command(
 def _show(console: Console, result: Comparison, everything: bool) -> None:
     changes = [c for c in result.changes if everything or c.outcome in CONFIRMED]
     shown = changes if everything else changes[:MAX_ROWS]
-    if shown:
-        console.print(_table(shown))
+    for predicted in (False, True):
+        part = [c for c in shown if (c.before.mode == MODE) is predicted]
+        if part:
+            console.print(_table(part, predicted))
     if len(shown) < len(changes):
         console.print(f"... and {len(changes) - len(shown)} more rows; --all shows them", markup=False)
     for title, names in (
@@ -102,11 +106,12 @@ def _show(console: Console, result: Comparison, everything: bool) -> None:
     console.print(f"{len(result.changes)} pairs: {counts}{mean}{more}", markup=False, soft_wrap=True)
 
 
-def _table(changes: list[Change]) -> Table:
-    view = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+def _table(changes: list[Change], predicted: bool) -> Table:
+    view = Table(box=box.SIMPLE_HEAD, pad_edge=False, title="predicted, not measured" if predicted else None)
     view.add_column("cell", overflow="fold")
     view.add_column("candidate", overflow="fold")
-    for name in ("before µs", "after µs", "ratio", "interval"):
+    kind = "predicted " if predicted else ""
+    for name in (f"{kind}before µs", f"{kind}after µs", "ratio", *(() if predicted else ("interval",))):
         view.add_column(name, justify="right", no_wrap=True)
     view.add_column("outcome", no_wrap=True)
     view.add_column("why", overflow="fold")
@@ -118,7 +123,7 @@ def _table(changes: list[Change]) -> Table:
             f"{change.before.median_us:,.1f}",
             f"{change.after.median_us:,.1f}",
             f"{change.ratio:.3f}",
-            f"{low:.3f}–{high:.3f}",
+            *(() if predicted else (f"{low:.3f}–{high:.3f}",)),
             f"[{STYLES[change.outcome]}]{change.outcome}[/]" if STYLES[change.outcome] else change.outcome.value,
             change.why,
         )
@@ -141,6 +146,7 @@ def _as_json(result: Comparison) -> dict[str, Any]:
                 "cell": c.cell,
                 "candidate": c.candidate,
                 "mode": c.before.mode,
+                "evidence": "predicted" if c.before.mode == MODE else "measured",
                 "before_us": c.before.median_us,
                 "before_ci_us": c.before.ci_us,
                 "after_us": c.after.median_us,

@@ -12,7 +12,7 @@ from rich.console import Console
 from pagedtune.harness.environment import environment
 from pagedtune.harness.external import absolute_ref, require_known
 from pagedtune.kernels.catalogue import variants_for
-from pagedtune.kernels.device import Device
+from pagedtune.kernels.device import Device, DeviceKind
 from pagedtune.kernels.record import Status
 from pagedtune.kernels.serial import to_jsonable
 
@@ -26,7 +26,7 @@ from .cli_options import (
     split_names,
 )
 from .configs import Configs
-from .devices import find_device
+from .devices import default_sweep, find_device
 from .errors import UsageError
 from .progress import make_progress
 from .run import TuneResult, tune
@@ -52,8 +52,11 @@ def tune_command(
         str | None, typer.Option("--model", metavar="NAMES", help="Models, comma separated; default: the sweep's.")
     ] = None,
     sweep: Annotated[
-        str, typer.Option("--sweep", metavar="NAME", help="quick, default, full, or a YAML file.")
-    ] = "quick",
+        str | None,
+        typer.Option(
+            "--sweep", metavar="NAME", help="quick, default, full, gpu, or a YAML file; default: quick or gpu."
+        ),
+    ] = None,
     budget: Annotated[
         float, typer.Option("--budget", metavar="SECONDS", help="Time for proving and timing, after set-up.")
     ] = DEFAULT_BUDGET_S,
@@ -70,6 +73,7 @@ def tune_command(
     """Find the fastest correct kernel for each cell of a sweep, and print the winners.
 
     Every candidate is proven against the oracle before it is timed. Stop it at any moment: the same command goes on.
+    For a GPU that is not in this machine, kernels are proven on a virtual GPU and times are predicted, and say so.
 
     Example: pagedtune tune --model llama-3-8b --sweep quick --budget 60
 
@@ -78,10 +82,11 @@ def tune_command(
     if not MIN_BUDGET_S <= budget < float("inf"):
         raise UsageError(f"--budget {budget:g} must be at least {MIN_BUDGET_S:g} seconds")
     files = Configs(configs)
+    sweep = sweep or default_sweep(device, files)
     plan, cells = files.sweep(sweep), cells_of(files, files.sweep(sweep), split_names(model))
     for ref in variant or ():
         _require_variant(ref)
-    found = find_device(device, files, lambda here: require_usable(results / here.name, fresh))
+    found = find_device(device, files, lambda here: require_usable(results / here.name, fresh), True)
     console = console_for()
     if found.note:
         console.print(f"note: {found.note}", markup=False)
@@ -94,6 +99,7 @@ def tune_command(
         folder=results / found.device.name,
         budget_s=budget,
         fresh=fresh,
+        present=found.timed,
         environment=environment(),
     )
     console.print(_headline(options), markup=False)
@@ -121,9 +127,13 @@ def _variants(refs: list[str] | None, device: Device) -> tuple[str, ...]:
 
 def _headline(options: TuneOptions) -> str:
     device, models = options.device, dict.fromkeys(cell.model for cell in options.cells)
-    stream = f", reads {device.bandwidth_gb_s:.1f} GB/s" if device.bandwidth_gb_s else ""
+    if device.kind is DeviceKind.CPU:
+        stream = f", reads {device.bandwidth_gb_s:.1f} GB/s" if device.bandwidth_gb_s else ""
+        facts = f"{device.num_units} cores, {device.isa}{stream}"
+    else:
+        facts = f"{device.num_units} SMs, sm_{device.capability}, {device.bandwidth_gb_s:,.0f} GB/s by its data sheet"
     return (
-        f"{device.name}: {device.product or 'unknown product'}, {device.num_units} cores, {device.isa}{stream}\n"
+        f"{device.name}: {device.product or 'unknown product'}, {facts}\n"
         f"sweep {options.sweep_name}: {len(options.cells)} cells of {', '.join(models)}; "
         f"budget {options.budget_s:g} s after set-up"
     )
@@ -165,7 +175,7 @@ def _failures(result: TuneResult) -> list[str]:
 
 
 def _next_steps(options: TuneOptions, result: TuneResult) -> str:
-    untried = result.statuses[Status.NOT_RUN]
+    untried = sum(r.status is Status.NOT_RUN and "budget" in r.reason for r in result.new)
     more = f"run the same command again to try the {untried} candidates and cells left; " if untried else ""
     model = next(iter(options.cells)).model
     return f"next: {more}`pagedtune explain {model}` says why; `pagedtune report` writes plots"

@@ -14,6 +14,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from pagedtune.harness.prediction_jobs import MODE
 from pagedtune.kernels.record import Record, Status, Timing
 
 from .errors import UsageError
@@ -127,6 +128,7 @@ def compare(before: Sequence[Record], after: Sequence[Record], threshold: float 
     first, second = latest_times(before), latest_times(after)
     common = first.keys() & second.keys()
     if not common:
+        _refuse_other_evidence(first, second)
         raise UsageError(
             f"the two sets have no candidate in common ({len(first)} and {len(second)} timed): compare runs of the "
             "same sweep on the same kind of device"
@@ -139,6 +141,16 @@ def compare(before: Sequence[Record], after: Sequence[Record], threshold: float 
         broken=_broken(first, after),
         environment=environment_differences(before, after),
     )
+
+
+def _refuse_other_evidence(first: Mapping[Key, Record], second: Mapping[Key, Record]) -> None:
+    """Says so where the same candidates were measured in one set and predicted in the other."""
+    kinds = [sorted({evidence for *_, evidence in keys}) for keys in (first, second)]
+    if kinds[0] != kinds[1] and {key[:2] for key in first} & {key[:2] for key in second}:
+        raise UsageError(
+            f"the times of the first set are {', '.join(kinds[0])}, those of the second {', '.join(kinds[1])}: a "
+            "predicted time is no measurement and is never set against one; compare sets of the same kind"
+        )
 
 
 def latest_times(records: Iterable[Record]) -> dict[Key, Record]:
@@ -161,6 +173,10 @@ def _weight(record: Record) -> tuple[bool, str]:
 def judge(before: Timing, after: Timing, threshold: float) -> tuple[Outcome, str]:
     """The outcome for two times of one candidate, with the reason."""
     ratio = after.median_us / before.median_us
+    if before.mode == MODE:  # no samples: what differs is the model, the kernel or its counts, and exactly so
+        changed = abs(ratio - 1) >= threshold
+        outcome = (Outcome.SLOWER if ratio > 1 else Outcome.FASTER) if changed else Outcome.SAME
+        return outcome, "both predicted, not measured"
     low, high = ratio_bounds(before, after)
     disturbed = [name for name, t in (("first", before), ("second", after)) if "others used" in t.note]
     if disturbed:

@@ -45,7 +45,7 @@ class GpuFile(StrictModel):
 
     def device(self, name: str) -> Device:
         """The facts as a device called `name`."""
-        facts = self.model_dump(exclude={"source", "boost_clock_mhz", "num_units"})
+        facts = self.model_dump(exclude={"source", "num_units"})
         return Device(name=name, num_units=self.num_units or 1, **facts)
 
 
@@ -140,6 +140,7 @@ class SweepFile(StrictModel):
     workloads: Annotated[tuple[str, ...], Field(min_length=1)] = Field(description="distributions of lengths")
     kv_dtypes: tuple[DType, ...] = ()  # empty: the dtype of the query
     mode: Literal["cold", "hot"] = "cold"  # a hot time is of KV that the last launch left in the caches
+    max_candidates: Positive | None = None  # of a variant in a cell; none: all that it lists
     candidate_limit_s: Annotated[float, Field(gt=0)] = 30.0  # a gate job of one candidate that takes longer hangs
 
     @field_validator("workloads")

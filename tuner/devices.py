@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pagedtune.harness.nvidia import probe_nvidia
+from pagedtune.harness.prediction import UNCERTAINTY, missing_facts
 from pagedtune.harness.probe import cpu_facts, probe_cpu
 from pagedtune.kernels.build_native import find_compiler
 from pagedtune.kernels.catalogue import variants_for
@@ -22,21 +23,35 @@ MEMORY_TOLERANCE = 0.10  # drivers report less than the data sheet: ECC and rese
 
 @dataclass(frozen=True)
 class Found:
-    """The device of a command, with what the user should know about the choice (may be empty)."""
+    """The device of a command, with what the user should know about the choice (may be empty).
+
+    Args:
+        device: which.
+        note: for the user.
+        timed: whether its kernels can be timed in this machine; if not, times are predicted.
+    """
 
     device: Device
     note: str = ""
+    timed: bool = True
 
 
-def find_device(name: str | None, configs: Configs, before_measuring: Check = lambda device: None) -> Found:
+def find_device(
+    name: str | None,
+    configs: Configs,
+    before_measuring: Check = lambda device: None,
+    may_predict: bool = False,
+) -> Found:
     """The device called `name`, or without a name the NVIDIA GPU of this machine, else its CPU.
 
     Args:
         name, configs: which, and where known devices are described.
         before_measuring: told the device before its bandwidth is measured, which takes seconds; may raise.
+        may_predict: whether a GPU that cannot be timed here will do, as its config file describes it.
 
     Raises:
-        UsageError: an unknown name, a device that is not here, or facts that contradict the config file.
+        UsageError: an unknown name, a device that is not here (or, with `may_predict`, whose facts do not suffice for
+            a prediction), or facts that contradict the config file.
     """
     known = configs.names("gpus")
     if name is not None and name not in known:
@@ -44,13 +59,40 @@ def find_device(name: str | None, configs: Configs, before_measuring: Check = la
     if name == "cpu":
         return Found(_cpu(before_measuring))
     gpu = probe_nvidia()
+    if name is None and gpu is not None and may_predict and gpu.name in known:
+        name = gpu.name
     if name is None:
         return Found(_cpu(before_measuring)) if gpu is None else _default_gpu(gpu, configs, before_measuring)
+    if may_predict:
+        return _predicted(name, gpu, configs, before_measuring)
     if gpu is None or gpu.name != name:
         raise _absent(name, gpu)
     check_facts(configs.gpu(name).device(name), gpu)
     before_measuring(gpu)
     return Found(gpu)
+
+
+def _predicted(name: str, gpu: Device | None, configs: Configs, before_measuring: Check) -> Found:
+    """A GPU as its file describes it."""
+    device = configs.gpu(name).device(name)
+    if gpu is not None and gpu.name == name:
+        check_facts(device, gpu)
+        device = replace(device, l2_bytes=device.l2_bytes or gpu.l2_bytes)
+    missing = missing_facts(device)
+    if missing:
+        raise UsageError(
+            f"configs/gpus/{name}.yaml lacks {', '.join(missing)}, without which no time can be predicted: add them, "
+            "with their source"
+        )
+    before_measuring(device)
+    here = (
+        "is here, but not timed by this command" if gpu is not None and gpu.name == name else "is not in this machine"
+    )
+    note = (
+        f"{name} {here}: every kernel is proven by running its PTX on the virtual GPU (verdict emulated), and its time "
+        f"is predicted by a model (± {UNCERTAINTY:.0%}), not measured"
+    )
+    return Found(device, note, timed=False)
 
 
 def _cpu(before_measuring: Check) -> Device:
@@ -79,7 +121,7 @@ def _absent(name: str, gpu: Device | None) -> UsageError:
     if not variants_for(DeviceKind.CUDA):
         can = "and this release cannot tune GPU kernels yet, so nothing is built, proven or timed for it"
     else:
-        can = "so nothing can be timed for it"
+        can = f"so nothing can be timed for it; `pagedtune tune --device {name}` proves kernels and predicts times"
     return UsageError(
         f"{name} is not in this machine ({here}), {can}; `make tune` without GPU= tunes the CPU kernels here, "
         f"and `pagedtune devices` shows what is known about {name}"
@@ -105,3 +147,11 @@ def check_facts(stated: Device, live: Device) -> None:
             f"configs/gpus/{stated.name}.yaml does not describe this {live.product or live.name}: {'; '.join(wrong)}; "
             "a partitioned or different card needs a file and a name of its own"
         )
+
+
+def default_sweep(name: str | None, configs: Configs) -> str:
+    """The sweep for a device where the user names none: `gpu` for a GPU, else `quick`."""
+    if name is not None and name in configs.names("gpus"):
+        return "gpu" if configs.gpu(name).kind is DeviceKind.CUDA else "quick"
+    gpu = probe_nvidia() if name is None else None
+    return "gpu" if gpu is not None and gpu.name in configs.names("gpus") else "quick"

@@ -33,12 +33,24 @@ class Style:
     dashes: str | tuple[int, tuple[float, ...]] = "-"
 
 
+@dataclass(frozen=True)
+class Ceiling:
+    """The bandwidth that no kernel beats, if it is known, and what it is."""
+
+    gb_s: float | None
+    name: str
+
+
 Line = tuple[str, Style, pd.DataFrame]  # label, looks, rows
 Panel = tuple[str, Sequence[Line]]  # title, lines
 
 
-def line_figure(panels: Sequence[Panel], x: str, xlabel: str, stream_gb_s: float | None) -> Figure:
-    """Panels of bandwidth over the column `x` side by side, with the stream bandwidth as a dashed line."""
+def line_figure(panels: Sequence[Panel], x: str, xlabel: str, ceiling: Ceiling, kind: str = "") -> Figure:
+    """Panels of bandwidth over the column `x` side by side, with the ceiling as a dashed line.
+
+    `kind` says how the figures were obtained where they are no measurements.
+    """
+    stream_gb_s = ceiling.gb_s
     columns = min(len(panels), MAX_COLUMNS)
     rows = -(-len(panels) // columns)
     size = (PANEL_INCHES[0] * columns + 1.6, PANEL_INCHES[1] * rows + 0.9)
@@ -51,14 +63,14 @@ def line_figure(panels: Sequence[Panel], x: str, xlabel: str, stream_gb_s: float
         for label, style, line in lines:
             handles.setdefault(label, _draw(axis, line.sort_values(x), x, style))
         if stream_gb_s is not None:
-            handles["plain read"] = axis.axhline(stream_gb_s, color="black", linewidth=0.9, linestyle="--")
+            handles[ceiling.name] = axis.axhline(stream_gb_s, color="black", linewidth=0.9, linestyle="--")
         axis.set_title(title, fontsize=10)
         axis.set_xlabel(xlabel)
-        axis.set_ylabel("KV read, GB/s" if index % columns == 0 else "")
+        axis.set_ylabel(f"{kind} KV read, GB/s".strip() if index % columns == 0 else "")
     all_rows = pd.concat([line for _, lines in panels for _, _, line in lines])
     top = max(float(all_rows["high_gb_s"].max()), stream_gb_s or 0.0)
     _scale(axes[: len(panels)], sorted({int(v) for v in all_rows[x]}), top * 1.08)
-    order = sorted(handles, key=lambda label: (label == "plain read", list(handles).index(label)))
+    order = sorted(handles, key=lambda label: (label == ceiling.name, list(handles).index(label)))
     shown = cast(list[Artist], [handles[label] for label in order])  # containers serve as well
     figure.legend(shown, order, loc="outside right center", fontsize=8.5, frameon=False)
     return figure

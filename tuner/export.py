@@ -15,7 +15,9 @@ import pagedtune.kernels.artifact
 from pagedtune.harness.environment import environment
 from pagedtune.kernels.artifact import publish
 from pagedtune.kernels.cpu_facts import cpu_device
-from pagedtune.kernels.record import Record, TimeEvidence
+from pagedtune.kernels.device import Device, DeviceKind
+from pagedtune.kernels.dispatch import Winner
+from pagedtune.kernels.record import Record, TimeEvidence, Verdict
 from pagedtune.kernels.serial import to_jsonable
 from pagedtune.runtime.exported.integrity import MANIFEST, SCHEMA, digest_of, sha256_of
 from pagedtune.runtime.exported.manifest import (
@@ -28,9 +30,11 @@ from pagedtune.runtime.exported.manifest import (
     ShippedFile,
 )
 
+from .configs import Configs
 from .errors import UsageError
-from .export_binaries import Binaries, build_binaries
+from .export_binaries import build_binaries
 from .export_inputs import ExportInputs, read_inputs
+from .export_parts import Binaries
 from .export_wheel import Wheel, make_wheel
 from .records import harness_key
 
@@ -82,15 +86,22 @@ class Exported:
     num_finalists: int
 
 
-def export(folder: Path, out: Path, models: Sequence[str] = (), allow_predicted: bool = False) -> Exported:
+def export(
+    folder: Path,
+    out: Path,
+    models: Sequence[str] = (),
+    allow_predicted: bool = False,
+    configs: Configs | None = None,
+) -> Exported:
     """Writes the wheel of the winners in `folder` (e.g. `results/cpu`) into `out`.
 
     Raises:
         UsageError: there is nothing to export, or something that must not be; see `read_inputs`, `build_binaries`.
     """
     inputs = read_inputs(folder, models, allow_predicted)
-    binaries = build_binaries(inputs, cpu_device())
-    manifest, wheel = assemble(inputs, binaries)
+    device = device_of(inputs.table.device, configs or Configs())
+    binaries = build_binaries(inputs, device)
+    manifest, wheel = assemble(inputs, binaries, device)
     path = out / wheel.file_name
     try:
         publish(wheel.data, path)
@@ -100,7 +111,7 @@ def export(folder: Path, out: Path, models: Sequence[str] = (), allow_predicted:
     return Exported(path, len(wheel.data), manifest, sum(len(cell.candidates) for cell in inputs.finalists))
 
 
-def assemble(inputs: ExportInputs, binaries: Binaries) -> tuple[Manifest, Wheel]:
+def assemble(inputs: ExportInputs, binaries: Binaries, device: Device) -> tuple[Manifest, Wheel]:
     """Manifest and wheel, a function of its arguments and of the tree alone."""
     version = package_version()
     files = {
@@ -114,9 +125,9 @@ def assemble(inputs: ExportInputs, binaries: Binaries) -> tuple[Manifest, Wheel]
         TABLE: _json(inputs.table),
         FINALISTS: _json(FinalistsFile(SCHEMA, inputs.finalists)),
     }
-    manifest = _manifest(inputs, binaries, files, version)
+    manifest = _manifest(inputs, binaries, files, version, device)
     files[MANIFEST] = _json(manifest)
-    wheel = make_wheel(version, files, _licence(), _description(inputs))
+    wheel = make_wheel(version, files, _licence(), _description(inputs), needs_of(device))
     return manifest, wheel
 
 
@@ -137,14 +148,40 @@ def package_version() -> str:
     return metadata.version("pagedtune")
 
 
-def _manifest(inputs: ExportInputs, binaries: Binaries, files: Mapping[str, bytes], version: str) -> Manifest:
+def device_of(fingerprint: str, configs: Configs) -> Device:
+    """The device of a table: a GPU as its file in configs/gpus describes it, else this machine's CPU.
+
+    Raises:
+        UsageError: the file describes another device than the one that was tuned for.
+    """
+    name = fingerprint.partition("|")[0]
+    stated = configs.gpu(name).device(name) if name in configs.names("gpus") else None
+    if stated is None or stated.kind is DeviceKind.CPU:
+        return cpu_device()
+    if stated.fingerprint != fingerprint:
+        raise UsageError(
+            f"the winners are of {fingerprint}, and configs/gpus/{name}.yaml describes {stated.fingerprint}: tune again"
+        )
+    return stated
+
+
+def needs_of(device: Device) -> tuple[str, ...]:
+    """What a package for `device` needs beside numpy and torch."""
+    return ("cuda-bindings>=13",) if device.kind is DeviceKind.CUDA else ()
+
+
+def _manifest(
+    inputs: ExportInputs, binaries: Binaries, files: Mapping[str, bytes], version: str, device: Device
+) -> Manifest:
     here = environment()
     manifest = Manifest(
         schema=SCHEMA,
         digest="",
         version=version,
         device=inputs.table.device,
-        requires=Requirements(platform.system(), platform.machine(), binaries.isa, binaries.glibc),
+        requires=Requirements(
+            platform.system(), platform.machine(), binaries.isa, binaries.glibc, device.kind, binaries.driver
+        ),
         exported_from={name: here[name] for name in ("revision", "dirty") if name in here},
         notes=_notes(inputs),
         files={path: ShippedFile(sha256_of(data), len(data)) for path, data in sorted(files.items())},
@@ -152,6 +189,8 @@ def _manifest(inputs: ExportInputs, binaries: Binaries, files: Mapping[str, byte
         binaries=binaries.binaries,
         host_only=binaries.host_only,
         provenance=tuple(_provenance(record) for record in inputs.records),
+        tuned_for=device if device.kind is DeviceKind.CUDA else None,
+        fallbacks=binaries.fallbacks,
     )
     return replace(manifest, digest=digest_of(to_jsonable(manifest)))
 
@@ -175,7 +214,8 @@ def _provenance(record: Record) -> Provenance:
 def _notes(inputs: ExportInputs) -> tuple[str, ...]:
     """What a user of the package should know, and a careful exporter first."""
     notes = []
-    other_gate = sum(record.provenance.get("code") != harness_key() for record in inputs.records)
+    gates = {True: harness_key(virtual=True), False: harness_key()}
+    other_gate = sum(r.provenance.get("code") != gates[r.verdict is Verdict.EMULATED] for r in inputs.records)
     if other_gate:
         notes.append(f"{other_gate} entries were proven and timed by another version of the gate than the tree's")
     dirty = sum(bool(record.environment.get("dirty")) for record in inputs.records)
@@ -183,19 +223,33 @@ def _notes(inputs: ExportInputs) -> tuple[str, ...]:
         notes.append(f"{dirty} entries were tuned in a tree with uncommitted changes")
     predicted = sum(record.time_evidence is TimeEvidence.PREDICTED for record in inputs.records)
     if predicted:
-        notes.append(f"the times of {predicted} entries are predicted: run `python -m pagedtune_runtime calibrate`")
+        notes.append(
+            f"the times of {predicted} entries are predicted, not measured: run "
+            "`python -m pagedtune_runtime calibrate` on the device"
+        )
+    emulated = sum(record.verdict is Verdict.EMULATED for record in inputs.records)
+    if emulated:
+        notes.append(f"{emulated} entries were proven on a virtual GPU, and not yet on the device")
     return tuple(notes)
 
 
 def _description(inputs: ExportInputs) -> str:
     rows = [
-        f"| {e.model} | {e.problem.key} | {e.pool_format.key} | {e.bucket.key} | {e.variant} | {e.median_us:.1f} | "
-        f"{e.time_evidence} |"
+        f"| {e.model} | {e.problem.key} | {e.pool_format.key} | {e.bucket.key} | {e.variant} | {_times(e)} |"
         for e in inputs.table.entries
     ]
-    head = "| model | problem | pool | bucket | variant | µs | time |\n| --- | --- | --- | --- | --- | --- | --- |"
+    head = (
+        "| model | problem | pool | bucket | variant | measured µs | predicted µs |\n"
+        "| --- | --- | --- | --- | --- | --- | --- |"
+    )
     device = inputs.table.device.replace("|", ", ")
     return "\n".join([f"# pagedtune_runtime\n\nTuned on {device}.\n", head, *rows, ""])
+
+
+def _times(entry: Winner) -> str:
+    """The two columns of a time: measured and predicted ones never share one."""
+    text = f"{entry.median_us:.1f}"
+    return f"| {text}" if entry.time_evidence is TimeEvidence.PREDICTED else f"{text} |"
 
 
 def _json(value: Any) -> bytes:

@@ -5,59 +5,24 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 from pagedtune.kernels.artifact import Artifact, ArtifactKind
 from pagedtune.kernels.build_native import find_compiler
 from pagedtune.kernels.catalogue import find_variant
 from pagedtune.kernels.cpu_facts import ISAS, usable_cores
-from pagedtune.kernels.device import Device
+from pagedtune.kernels.device import Device, DeviceKind
 from pagedtune.kernels.dispatch import Winner
-from pagedtune.kernels.pool_format import PoolFormat
-from pagedtune.kernels.problem import Problem
 from pagedtune.kernels.record import Record
-from pagedtune.kernels.variant import BuildError, Config, Op, Variant
+from pagedtune.kernels.variant import BuildError, Op
 from pagedtune.runtime.dispatch import DEFAULT_FALLBACKS
 from pagedtune.runtime.exported.manifest import Binary, Library
 
 from .errors import UsageError
+from .export_gpu import fallbacks_of, gpu_binaries
 from .export_inputs import ExportInputs, compiler_of
+from .export_parts import Binaries, Wanted
 
 _GLIBC = re.compile(rb"\bGLIBC_(\d+(?:\.\d+)+)\b")
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """One combination that must run from the package."""
-
-    variant: Variant
-    problem: Problem
-    pool_format: PoolFormat
-    config: Config
-
-    @property
-    def binary(self) -> tuple[str, str]:
-        """What it needs, by variant and `Variant.binary_id`."""
-        return self.variant.name, self.variant.binary_id(self.problem, self.pool_format, self.config)
-
-
-@dataclass(frozen=True)
-class Binaries:
-    """All native code of a package.
-
-    Args:
-        contents: of each library, by its path in the package.
-        libraries, binaries, host_only: see `Manifest`.
-        isa: the widest vector path that a config asks for by name.
-        glibc: the newest symbol version that a library needs.
-    """
-
-    contents: dict[str, bytes]
-    libraries: tuple[Library, ...]
-    binaries: tuple[Binary, ...]
-    host_only: tuple[str, ...]
-    isa: str
-    glibc: str
 
 
 def build_binaries(inputs: ExportInputs, device: Device) -> Binaries:
@@ -76,6 +41,8 @@ def build_binaries(inputs: ExportInputs, device: Device) -> Binaries:
     _require_timed(inputs, built)
     artifacts = {a.key: a for each in built.values() for a in each}
     contents = {_path_of(a): a.path.read_bytes() for _, a in sorted(artifacts.items())}
+    if device.kind is DeviceKind.CUDA:
+        return gpu_binaries(built, fallbacks_of(list(distinct.values()), device))
     return Binaries(
         contents=contents,
         libraries=tuple(_library(a) for _, a in sorted(artifacts.items())),
@@ -94,7 +61,8 @@ def _wanted(inputs: ExportInputs, device: Device) -> Iterator[Wanted]:
             yield Wanted(variant, cell.problem, cell.pool_format, variant.config_from(finalist.config))
     for cell in inputs.finalists:
         names = [name for op in Op for name in DEFAULT_FALLBACKS[op]]
-        for variant in map(find_variant, dict.fromkeys((*names, *(c.variant for c in cell.candidates)))):
+        variants = map(find_variant, dict.fromkeys((*names, *(c.variant for c in cell.candidates))))
+        for variant in (v for v in variants if v.device_kind is device.kind):
             config = variant.default_config(cell.problem, cell.pool_format, cell.bucket.bounds, device)
             if variant.reject(cell.problem, cell.pool_format, config, device) is None:
                 yield Wanted(variant, cell.problem, cell.pool_format, config)
@@ -102,9 +70,10 @@ def _wanted(inputs: ExportInputs, device: Device) -> Iterator[Wanted]:
 
 def _build(wanted: Wanted, device: Device) -> tuple[Artifact, ...]:
     artifacts = wanted.variant.build(wanted.problem, wanted.pool_format, wanted.config, device)
-    foreign = [a.kind.value for a in artifacts if a.kind is not ArtifactKind.NATIVE]
+    kind = ArtifactKind.CUBIN if device.kind is DeviceKind.CUDA else ArtifactKind.NATIVE
+    foreign = [a.kind.value for a in artifacts if a.kind is not kind]
     if foreign:
-        raise UsageError(f"{wanted.variant.name} builds {', '.join(foreign)}: only native libraries can be exported")
+        raise UsageError(f"{wanted.variant.name} builds {', '.join(foreign)} for {device.kind}, which runs {kind} ones")
     return artifacts
 
 
@@ -118,9 +87,11 @@ def _require_timed(inputs: ExportInputs, built: dict[tuple[str, str], tuple[Arti
 
 
 def _other_binary(entry: Winner, record: Record, keys: Sequence[str]) -> str:
-    then = compiler_of(record.environment)
-    now = find_compiler().version
-    reason = f"it was {then} then and is {now} now" if then != now else "its native source or flags have changed since"
+    reason = "its source, flags or compiler have changed since"
+    if find_variant(entry.variant).device_kind is DeviceKind.CPU:
+        then, now = compiler_of(record.environment), find_compiler().version
+        changed = "its native source or flags have changed since"
+        reason = f"it was {then} then and is {now} now" if then != now else changed
     return (
         f"the binary of {entry.variant} for {entry.model} {entry.problem.key} {entry.pool_format.key} "
         f"{entry.bucket.key} is {', '.join(keys)}, and {', '.join(entry.artifact_keys)} was proven and timed: "

@@ -7,7 +7,7 @@ import hashlib
 import io
 import sysconfig
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 NAME = "pagedtune_runtime"
@@ -26,7 +26,7 @@ Classifier: Typing :: Typed
 Requires-Python: >=3.11
 Requires-Dist: numpy>=1.26
 Requires-Dist: torch>=2.11
-Provides-Extra: transformers
+{needs}Provides-Extra: transformers
 Requires-Dist: transformers>=5.20; extra == "transformers"
 Description-Content-Type: text/markdown
 
@@ -55,7 +55,9 @@ def platform_tag() -> str:
     return sysconfig.get_platform().replace("-", "_").replace(".", "_")
 
 
-def make_wheel(version: str, files: Mapping[str, bytes], licence: bytes, description: str) -> Wheel:
+def make_wheel(
+    version: str, files: Mapping[str, bytes], licence: bytes, description: str, needs: Sequence[str] = ()
+) -> Wheel:
     """The wheel of the package `pagedtune_runtime`.
 
     Args:
@@ -63,11 +65,14 @@ def make_wheel(version: str, files: Mapping[str, bytes], licence: bytes, descrip
         files: content by path below the package's folder.
         licence: text of the licence.
         description: what the index page would say, in Markdown.
+        needs: requirements beside numpy and torch.
     """
     tag = f"py3-none-{platform_tag()}"
     info = f"{NAME}-{version}.dist-info"
     contents = {f"{NAME}/{path}": data for path, data in files.items()} | {
-        f"{info}/METADATA": _METADATA.format(version=version, description=description).encode(),
+        f"{info}/METADATA": _METADATA.format(
+            version=version, description=description, needs="".join(f"Requires-Dist: {n}\n" for n in needs)
+        ).encode(),
         f"{info}/WHEEL": _WHEEL.format(version=version, tag=tag).encode(),
         f"{info}/licenses/LICENSE": licence,
     }

@@ -22,6 +22,7 @@ from typing import Any
 
 from pagedtune.kernels.dispatch import Winner
 from pagedtune.kernels.pool_format import Layout, PoolFormat
+from pagedtune.kernels.record import TimeEvidence
 
 from .stats import TIE_BAND
 
@@ -70,6 +71,8 @@ def choose_formats(winners: Sequence[Winner], provenances: Sequence[Mapping[str,
 
 
 def _choose(model_key: str, entries: Sequence[Entry]) -> FormatChoice:
+    measured = [entry for entry in entries if entry[0].time_evidence is not TimeEvidence.PREDICTED]
+    entries = measured or entries  # measured times are compared with measured ones alone
     by_format: dict[PoolFormat, dict[str, Entry]] = defaultdict(dict)
     for winner, provenance in entries:
         where = f"{winner.problem.key}|{winner.bucket.key}|{winner.workload}"
@@ -82,7 +85,8 @@ def _choose(model_key: str, entries: Sequence[Entry]) -> FormatChoice:
     near = [c for c in costs if c.cost <= costs[0].cost * (1 + TIE_BAND)]
     best = min(near, key=lambda c: (c.pool_format.block_size, _LAYOUT_ORDER[c.pool_format.layout], c.pool_format.key))
     partial = "" if common == everywhere else f"; compared on {len(common)} of {len(everywhere)} cells"
-    return FormatChoice(model_key, best.pool_format, costs, _reason(best, costs) + partial)
+    predicted = any(winner.time_evidence is TimeEvidence.PREDICTED for winner, _ in entries)
+    return FormatChoice(model_key, best.pool_format, costs, _reason(best, costs, " (predicted)" * predicted) + partial)
 
 
 _LAYOUT_ORDER = {layout: i for i, layout in enumerate(Layout)}
@@ -113,11 +117,11 @@ def _mean(weighted: Sequence[tuple[float, float]]) -> float:
     return sum(w * x for w, x in weighted) / sum(w for w, _ in weighted)
 
 
-def _reason(best: FormatCost, costs: Sequence[FormatCost]) -> str:
-    text = f"{best.time_us:.0f} µs a layer, {best.wasted:.1%} of KV memory wasted"
+def _reason(best: FormatCost, costs: Sequence[FormatCost], how: str) -> str:
+    text = f"{best.time_us:.0f} µs a layer{how}, {best.wasted:.1%} of KV memory wasted"
     others = [c for c in costs if c is not best]
     if not others:
-        return f"{text}; the only format timed so far"
+        return f"{text}; the only format tried so far"
     other = others[0]
     verb = "ties" if abs(other.cost / best.cost - 1) <= TIE_BAND else "next"
     ratio = other.time_us / best.time_us - 1

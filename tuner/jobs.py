@@ -10,9 +10,10 @@ import torch
 
 from pagedtune.harness import jobs as gate_jobs
 from pagedtune.harness.external import load_variant
+from pagedtune.harness.occupancy import reject_static
 from pagedtune.kernels.artifact import content_key
 from pagedtune.kernels.bounds import Bucket
-from pagedtune.kernels.device import Device
+from pagedtune.kernels.device import Device, DeviceKind
 from pagedtune.kernels.pool_format import PoolFormat
 from pagedtune.kernels.problem import Problem
 from pagedtune.kernels.serial import from_jsonable, to_jsonable
@@ -26,7 +27,8 @@ def build_candidate(payload: dict[str, Any]) -> dict[str, Any]:
         payload: `variant` (reference), `config`, `problem`, `pool_format`, `device`, `buckets`.
 
     Returns:
-        `artifact_keys`, `resources` (of all entries, summed up as maxima) and `workspace_bytes` by bucket key.
+        `artifact_keys`, `resources` (of all entries, summed up as maxima), `workspace_bytes` by bucket key, and
+        `rejected`: why the binary is not worth running on the device, or None.
     """
     variant = load_variant(payload["variant"])
     config = variant.config_from(payload["config"])
@@ -35,6 +37,12 @@ def build_candidate(payload: dict[str, Any]) -> dict[str, Any]:
     device = from_jsonable(Device, payload["device"])
     buckets = [from_jsonable(Bucket, b) for b in payload["buckets"]]
     artifacts = variant.build(problem, pool_format, config, device)
+    plans = {b.key: variant.plan(problem, pool_format, config, b.bounds) for b in buckets}
+    rejected = None
+    if device.kind is DeviceKind.CUDA:
+        allow_spills = bool(config.as_dict().get("allow_spills"))
+        reasons = (reject_static(artifacts, plan, device, allow_spills) for plan in plans.values())
+        rejected = next((reason for reason in reasons if reason is not None), None)
     entries = [resources for artifact in artifacts for resources in artifact.resources.values()]
     return {
         "artifact_keys": [artifact.key for artifact in artifacts],
@@ -43,9 +51,8 @@ def build_candidate(payload: dict[str, Any]) -> dict[str, Any]:
             for name in ("registers", "static_shared_bytes", "dynamic_shared_bytes", "spill_bytes")
             if entries
         },
-        "workspace_bytes": {
-            bucket.key: variant.plan(problem, pool_format, config, bucket.bounds).workspace_bytes for bucket in buckets
-        },
+        "workspace_bytes": {key: plan.workspace_bytes for key, plan in plans.items()},
+        "rejected": rejected,
     }
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import pandas as pd
 from matplotlib.figure import Figure
 
+from pagedtune.harness.prediction import UNCERTAINTY
 from pagedtune.kernels.record import TimeEvidence
 
 from .drawing import (
@@ -16,6 +17,7 @@ from .drawing import (
     COLOURS,
     DASHES,
     MARKERS,
+    Ceiling,
     Line,
     Panel,
     Style,
@@ -45,6 +47,21 @@ class Scope:
     evidence: TimeEvidence
     mode: str
     stream_gb_s: float | None
+
+    @property
+    def predicted(self) -> bool:
+        """Whether the times are a model's."""
+        return self.evidence is TimeEvidence.PREDICTED
+
+    @property
+    def kind(self) -> str:
+        """What goes before a figure that was not measured."""
+        return "predicted" if self.predicted else ""
+
+    @property
+    def ceiling(self) -> Ceiling:
+        """The device's bandwidth: as the data sheet has it where nothing was measured."""
+        return Ceiling(self.stream_gb_s, "data sheet" if self.predicted else "plain read")
 
 
 @dataclass(frozen=True)
@@ -90,7 +107,7 @@ def _context_plots(frame: pd.DataFrame, scope: Scope) -> Iterator[Plot]:
             lines: list[Line] = [(str(v), Style(_colour(frame, str(v))), line) for v, line in panel.groupby("variant")]
             num_seqs = int(panel["num_seqs"].iloc[0])
             panels.append((f"{num_seqs} sequence" if num_seqs == 1 else f"{num_seqs} sequences", lines))
-        figure = line_figure(panels, "context", "longest context, tokens", scope.stream_gb_s)
+        figure = line_figure(panels, "context", "longest context, tokens", scope.ceiling, scope.kind)
         caption = f"{model}, {dtype}: each variant with its fastest config and block size at each point."
         yield _plot(figure, scope, f"context-{model}-{dtype}", f"{title}: {model}, {dtype}", caption, group)
 
@@ -106,7 +123,7 @@ def _block_size_plots(frame: pd.DataFrame, scope: Scope) -> Iterator[Plot]:
         yield _missing(scope, "block-size", title, "no bucket was timed with more than one block size")
     for model, group in groups:
         panels = [(str(dtype), _bucket_lines(panel, best)) for dtype, panel in group.groupby("dtype")]
-        figure = line_figure(panels, "block_size", "block size, tokens", scope.stream_gb_s)
+        figure = line_figure(panels, "block_size", "block size, tokens", scope.ceiling, scope.kind)
         caption = f"{model}: the winner of each cell. Lines: sequences × longest context."
         yield _plot(figure, scope, f"block-size-{model}", f"{title}: {model}", caption, group)
 
@@ -120,7 +137,7 @@ def _gqa_plots(frame: pd.DataFrame, scope: Scope) -> Iterator[Plot]:
         yield _missing(scope, "gqa", title, "no bucket was timed for models of different GQA ratios")
         return
     panels = [(str(dtype), _bucket_lines(panel, best)) for dtype, panel in rows.groupby("dtype")]
-    figure = line_figure(panels, "gqa_ratio", "query heads per KV head", scope.stream_gb_s)
+    figure = line_figure(panels, "gqa_ratio", "query heads per KV head", scope.ceiling, scope.kind)
     names = rows.groupby("gqa_ratio")["model"].unique()
     legend = "; ".join(f"{ratio}: {', '.join(sorted(models))}" for ratio, models in names.items())
     caption = (
@@ -132,7 +149,7 @@ def _gqa_plots(frame: pd.DataFrame, scope: Scope) -> Iterator[Plot]:
 
 def _stream_plots(frame: pd.DataFrame, scope: Scope) -> Iterator[Plot]:
     """Share of the stream bandwidth that the winner reaches in the fastest format of each bucket."""
-    title = "Share of the stream bandwidth"
+    title = "Share of the data sheet's bandwidth" if scope.predicted else "Share of the stream bandwidth"
     if scope.stream_gb_s is None:
         yield _missing(scope, "stream", title, "the stream bandwidth of this device is not known")
         return
@@ -141,10 +158,14 @@ def _stream_plots(frame: pd.DataFrame, scope: Scope) -> Iterator[Plot]:
     figure = bar_figure(
         shares=(shown["stream_share"] * 100).tolist(),
         names=[f"{r.model}  {r.dtype}  {r.bucket}" for r in shown.itertuples()],
-        texts=[f"{r.variant}, {r.format}, {r.median_us:,.0f} µs" for r in shown.itertuples()],
+        texts=[
+            f"{r.variant}, {r.format}, {scope.kind} {r.median_us:,.0f} µs".replace("  ", " ")
+            for r in shown.itertuples()
+        ],
         colours=[_colour(frame, str(v)) for v in shown["variant"]],
     )
-    figure.axes[0].set_xlabel(f"% of the {scope.stream_gb_s:.1f} GB/s of a plain read", loc="left")
+    where = "of the data sheet" if scope.predicted else "of a plain read"
+    figure.axes[0].set_xlabel(f"{scope.kind} % of the {scope.stream_gb_s:,.4g} GB/s {where}".strip(), loc="left")
     more = f" The best {MAX_BARS} of {len(best)} buckets." if len(best) > MAX_BARS else ""
     caption = f"The winner of each bucket in its fastest pool format. Buckets: n sequences, c longest context.{more}"
     yield _plot(figure, scope, "stream", title, caption, shown)
@@ -170,6 +191,10 @@ def _bucket_lines(rows: pd.DataFrame, everything: pd.DataFrame) -> list[Line]:
 
 
 def _plot(figure: Figure, scope: Scope, name: str, title: str, caption: str, rows: pd.DataFrame) -> Plot:
+    if scope.predicted:
+        title, source = f"{title} (predicted, not measured)", f"{scope.device}; predicted by a model, not measured"
+        text = f"{caption} {source}; error bars: the model's stated uncertainty, ± {UNCERTAINTY:.0%}."
+        return Plot(_file_name(scope, name), title, png_of(figure, title, source), text)
     samples = _range_text(rows["num_samples"])
     source = f"{scope.device}; {scope.evidence.value}, mode {scope.mode}; {samples} samples a point"
     text = f"{caption} {source}; error bars: 95 % intervals of the median."
@@ -184,7 +209,8 @@ def _missing(scope: Scope, name: str, title: str, reason: str) -> Plot:
 def _file_name(scope: Scope, name: str) -> str:
     plain = re.sub(r"[^a-z0-9.]+", "-", name.lower())
     prefix = "" if scope.evidence is TimeEvidence.MEASURED else f"{scope.evidence.value}-"
-    return f"{prefix}{scope.mode}-{plain}"
+    mode = "" if scope.mode == scope.evidence.value else f"{scope.mode}-"
+    return f"{prefix}{mode}{plain}"
 
 
 def _colour(frame: pd.DataFrame, variant: str) -> str:

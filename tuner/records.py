@@ -53,6 +53,7 @@ class RunFacts:
         environment: versions, host, clocks.
         settings: of the run: sweep, seed, timer mode, source revision.
         code: key over the gate's and the timer's own source: a verdict or a time of another harness is not reused.
+        present: whether the device is in this machine: if not, verdicts are emulated and times predicted.
     """
 
     run_id: str
@@ -60,6 +61,7 @@ class RunFacts:
     environment: Mapping[str, Any]
     settings: Mapping[str, Any]
     code: str
+    present: bool = True
 
     def record(
         self,
@@ -68,8 +70,14 @@ class RunFacts:
         built: Built,
         stage: str,
         outcome: Failure | Timing | None,
+        counters: Mapping[str, Any] | None = None,
     ) -> Record:
-        """The record of `candidate` at `stage`: a failure, a time, or (None) a passed gate."""
+        """The record of `candidate` at `stage`: a failure, a time, or (None) a passed gate.
+
+        `counters` is what a predicted time is made of.
+        """
+        proven = Verdict.ON_DEVICE if self.present else Verdict.EMULATED
+        timed = TimeEvidence.MEASURED if self.present else TimeEvidence.PREDICTED
         timing = outcome if isinstance(outcome, Timing) else None
         status, reason = outcome if isinstance(outcome, tuple) else (Status.PASSED, "")
         passed = status is Status.PASSED
@@ -80,11 +88,12 @@ class RunFacts:
             stage=stage,
             status=status,
             reason=reason,
-            verdict=Verdict.ON_DEVICE if passed else Verdict.NONE,
+            verdict=proven if passed else Verdict.NONE,
             timing=timing,
-            time_evidence=TimeEvidence.NONE if timing is None else TimeEvidence.MEASURED,
+            time_evidence=TimeEvidence.NONE if timing is None else timed,
             artifact_keys=built.artifact_keys,
             resources={**built.resources, "workspace_bytes": built.workspace_bytes.get(cell.bucket.key, 0)},
+            counters=dict(counters or {}),
             environment=dict(self.environment) if timing is not None else {},
             provenance={
                 **self._provenance(cell),
@@ -171,9 +180,11 @@ class History:
         return str(provenance.get("source", "")), str(provenance.get("code", ""))
 
 
-def harness_key() -> str:
-    """Key over the source of the gate and the timer."""
+def harness_key(virtual: bool = False) -> str:
+    """Key over the source of the gate and the timer, and with `virtual` over that of the virtual GPU too."""
     import pagedtune.harness.worker
 
     folder = Path(pagedtune.harness.worker.__file__).parent
-    return content_key({p.name: p.read_text() for p in sorted(folder.iterdir()) if p.suffix in (".py", ".cpp", ".h")})
+    paths = [*sorted(folder.iterdir()), *(sorted((folder / "vgpu").rglob("*")) if virtual else ())]
+    files = [p for p in paths if p.suffix in (".py", ".cpp", ".h")]
+    return content_key({p.relative_to(folder).as_posix(): p.read_text() for p in files})

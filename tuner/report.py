@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pagedtune.kernels.artifact import publish
-from pagedtune.kernels.record import Record
+from pagedtune.kernels.record import Record, TimeEvidence
 
 from .frames import evidence_kinds, of_kind, timed_frame
 from .plots import Plot, Scope, make_plots
@@ -94,12 +94,16 @@ def stream_of(records: Iterable[Record]) -> float | None:
 def _notes(facts: Facts, num_foreign: int) -> str:
     """What limits the times: disturbed or short measurements, and records that are not part of this."""
     notes: Counter[str] = Counter()
-    for decision in facts.decisions.values():
+    measured = [d for d in facts.decisions.values() if d.winner.record.time_evidence is not TimeEvidence.PREDICTED]
+    for decision in measured:
         note = decision.winner.timing.note
         notes["others used the cores while they were timed"] += "others used" in note
         notes["the time budget ended short of ± 0.5 %"] += "short of" in note
         notes["decided on screening times alone"] += decision.stage == "screen"
     lines = [f"- {count} of {len(facts.decisions)} winners: {text}" for text, count in notes.items() if count]
+    predicted = len(facts.decisions) - len(measured)
+    if predicted:
+        lines.append(f"- {predicted} of {len(facts.decisions)} winners: their times are predicted, not measured")
     if num_foreign:
         lines.append(f"- {num_foreign} records of other machines in the same folder are left out")
     return "Read with care:\n\n" + "\n".join(lines) if lines else ""

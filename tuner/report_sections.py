@@ -6,13 +6,15 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from pagedtune.harness.prediction import UNCERTAINTY
 from pagedtune.kernels.dispatch import DispatchTable, Winner
 from pagedtune.kernels.record import Record, Status, Verdict
 
 from .formats import choose_formats
 from .select import Decision
-from .tables import cell_key, default_configs, evidence_text, ratio_text, short_config, short_format
+from .tables import cell_key, default_configs, evidence_text, is_predicted, ratio_text, short_config, short_format
 
 MAX_REASONS = 12
 FAILURES = (
@@ -46,18 +48,32 @@ def verdict_text(facts: Facts) -> str:
     entries, stream_gb_s = facts.table.entries, facts.stream_gb_s
     if not entries:
         return "**No cell has a winner**: no candidate has both passed the gate and been timed. See *Not run* below."
+    kinds = ([e for e in entries if not is_predicted(e)], [e for e in entries if is_predicted(e)])
+    texts = [_verdict_on(kind, stream_gb_s, predicted) for predicted, kind in enumerate(kinds) if kind]
+    return "\n\n".join(texts)
+
+
+def _verdict_on(entries: Sequence[Winner], stream_gb_s: float | None, predicted: int) -> str:
+    """The verdict on winners of one kind of evidence."""
     wins = Counter(e.variant for e in entries).most_common()
     won = ", ".join(f"`{variant}` won {count}" for variant, count in wins)
-    lines = [f"**{won} of {len(entries)} cells.**"]
+    what = " by predicted time, which is not measured" if predicted else ""
+    lines = [f"**{won} of {len(entries)} cells{what}.**"]
+    if predicted:
+        lines.append(
+            f"No GPU ran: kernels were proven by running their PTX on a virtual GPU, and a model (± {UNCERTAINTY:.0%}, "
+            "fitted to no measurement) ranked them. All figures in this paragraph are the model's."
+        )
     for title, values in (
-        ("`eager`", [e.speedup_eager for e in entries]),
+        *(() if predicted else (("`eager`", [e.speedup_eager for e in entries]),)),
         ("the winner's own untuned config", [e.speedup_default for e in entries]),
     ):
         lines.append(_speedup_text(title, [v for v in values if v is not None], len(entries)))
+    ceiling = "the data sheet's bandwidth" if predicted else "a plain read"
     if stream_gb_s:
         shares = sorted(e.bandwidth_gb_s / stream_gb_s for e in entries)
         lines.append(
-            f"Winners read KV at {statistics.median(shares):.0%} of a plain read (median; {shares[0]:.0%} to "
+            f"Winners read KV at {statistics.median(shares):.0%} of {ceiling} (median; {shares[0]:.0%} to "
             f"{shares[-1]:.0%} of {stream_gb_s:.1f} GB/s)."
         )
     ties = sum(bool(e.ties) for e in entries)
@@ -89,7 +105,11 @@ def winners_section(facts: Facts) -> str:
         return ""
     defaults, stream_gb_s = default_configs(facts.records), facts.stream_gb_s
     samples = {key: len(d.winner.timing.samples_us) for key, d in facts.decisions.items()}
-    entries = sorted(facts.table.entries, key=lambda e: (e.model, e.problem.key, e.pool_format, e.bucket))
+    ordered = sorted(facts.table.entries, key=lambda e: (e.model, e.problem.key, e.pool_format, e.bucket))
+    predicted = _predicted_section([e for e in ordered if is_predicted(e)], defaults, stream_gb_s)
+    entries = [e for e in ordered if not is_predicted(e)]
+    if not entries:
+        return predicted
     headers = ("model", "problem", "format", "bucket", "variant", "config", "µs", "95 % CI", "GB/s", "% stream",
                "× eager", "× default", "runner-up", "n", "evidence")  # fmt: skip
     rows = [
@@ -116,7 +136,41 @@ def winners_section(facts: Facts) -> str:
         "µs: median of one launch. × eager, × default: speed-up over torch and over the variant's untuned config, by "
         "paired rounds. runner-up: how much slower the second candidate is. n: samples. An empty field was not timed."
     )
-    return f"## Winners\n\n{markdown_table(headers, rows, right_from=6)}\n\n{legend}"
+    text = f"## Winners\n\n{markdown_table(headers, rows, right_from=6)}\n\n{legend}"
+    return f"{text}\n\n{predicted}" if predicted else text
+
+
+def _predicted_section(
+    entries: Sequence[Winner], defaults: Mapping[tuple[Any, ...], Mapping[str, Any]], stream_gb_s: float | None
+) -> str:
+    """The winners whose times are predicted, in a table of their own."""
+    if not entries:
+        return ""
+    headers = ("model", "problem", "format", "bucket", "variant", "config", "predicted µs", "predicted GB/s", "% peak",
+               "predicted × default", "predicted runner-up", "verdict")  # fmt: skip
+    rows = [
+        [
+            e.model,
+            e.problem.key,
+            short_format(e.pool_format, e),
+            e.bucket.key,
+            e.variant,
+            short_config(e.config, defaults.get((e.problem, e.pool_format, e.bucket, e.variant))),
+            f"{e.median_us:,.1f}",
+            f"{e.bandwidth_gb_s:,.0f}",
+            f"{e.bandwidth_gb_s / stream_gb_s:.0%}" if stream_gb_s else "",
+            ratio_text(e.speedup_default),
+            f"{e.margin:+.1%}" if e.margin is not None else "",
+            e.verdict.value,
+        ]
+        for e in entries
+    ]
+    legend = (
+        f"Nothing here was measured. predicted µs: a model's time for one launch on cold KV, ± {UNCERTAINTY:.0%}. "
+        "% peak: of the data sheet's bandwidth. Differences far below the model's uncertainty decide nothing: the "
+        "finalists of an export made with `--allow-predicted` are settled by `calibrate` on a GPU."
+    )
+    return f"## Predicted winners\n\n{markdown_table(headers, rows, right_from=6)}\n\n{legend}"
 
 
 def formats_section(facts: Facts) -> str:

@@ -2,6 +2,7 @@
 
     set-up    load the sweep, open the records, start workers, build every candidate
     per cell  prove each candidate against the oracle, screen those that passed, finals      (see `cell.py`)
+              where the device is not here: predict each, prove the best               (see `cell_predicted.py`)
     end       pure selection over all records, `winners.json`
 
 The budget covers the cells. Every outcome is on disk before the next one begins, so a run may end at any moment.
@@ -16,7 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pagedtune.harness.prediction_jobs import MODE
 from pagedtune.kernels.artifact import publish
+from pagedtune.kernels.cpu_facts import usable_cores
+from pagedtune.kernels.device import DeviceKind
 from pagedtune.kernels.dispatch import DispatchTable
 from pagedtune.kernels.record import Record, Status
 from pagedtune.kernels.serial import to_jsonable
@@ -24,11 +28,12 @@ from pagedtune.kernels.serial import to_jsonable
 from .bench import Bench
 from .budget import Budget
 from .cell import CellRun
+from .cell_predicted import PredictedRun
 from .progress import Progress
 from .records import History
 from .select import select
 from .setup import TuneOptions, build_all, list_spaces, record_rejected, run_facts
-from .space import Cell, Space, candidate_key, exploration_order
+from .space import Cell, Space, candidate_key, exploration_order, thinned
 from .store import open_store
 from .workers import WorkerPool
 
@@ -67,9 +72,9 @@ def tune(options: TuneOptions, progress: Progress) -> TuneResult:
     with open_store(options.folder, options.fresh) as store:
         for note in store.notes:
             progress.note(note)
-        with WorkerPool(max(1, min(options.device.num_units, MAX_WORKERS)), options.jobs.names) as pool:
+        with WorkerPool(_num_workers(options), options.jobs.names) as pool:
             progress.phase("set up", 0)
-            spaces = list_spaces(pool, options)
+            spaces = [thinned(space, options.sweep.max_candidates) for space in list_spaces(pool, options)]
             facts = run_facts(options)
             history = History(facts, store.records)
             record_rejected(store, history, facts, spaces)
@@ -83,7 +88,7 @@ def tune(options: TuneOptions, progress: Progress) -> TuneResult:
                 progress,
                 built,
                 options.jobs,
-                sweep.mode,
+                sweep.mode if options.present else MODE,
                 sweep.candidate_limit_s,
                 options.seed,
             )
@@ -101,6 +106,12 @@ def tune(options: TuneOptions, progress: Progress) -> TuneResult:
     return result
 
 
+def _num_workers(options: TuneOptions) -> int:
+    """Workers build and prove on this machine's cores, whatever is tuned for."""
+    device = options.device
+    return max(1, min(device.num_units if device.kind is DeviceKind.CPU else usable_cores(), MAX_WORKERS))
+
+
 def _tune_cells(bench: Bench, spaces: Sequence[Space], budget: Budget) -> int:
     """Visits the cells, those without a winner first, until the budget ends; returns how many it came to."""
     decided = {entry_key(e) for e in select(bench.store.records, bench.facts.device.fingerprint).entries}
@@ -111,7 +122,8 @@ def _tune_cells(bench: Bench, spaces: Sequence[Space], budget: Budget) -> int:
             return index
         bench.progress.step(_title(space.cell))
         candidates = exploration_order(space.cell, space.accepted, _favourites(bench, space.cell))
-        CellRun(bench, space.cell, candidates, budget.slice_of(len(order) - index)).run()
+        visit = CellRun if bench.facts.present else PredictedRun
+        visit(bench, space.cell, candidates, budget.slice_of(len(order) - index)).run()
     return len(order)
 
 

@@ -2,7 +2,8 @@
 
 A cell is decided by its latest complete finals, in which all candidates were timed in the same interleaved rounds:
 the ratio of two candidates is the median of their ratios round by round, so a slow drift of the machine cancels.
-Cells without finals fall back on the screening times.
+Cells without finals fall back on the screening times. A cell with any measured time is decided by those alone; where
+all are predicted, they are compared with each other, and never with a measured one.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from pagedtune.kernels.dispatch import DispatchTable, Winner
-from pagedtune.kernels.record import Record, Status, Timing
+from pagedtune.kernels.record import Record, Status, TimeEvidence, Timing
 
 from .formats import choose_formats
-from .stats import Interval, is_tie, ratio_interval
+from .stats import TIE_BAND, Interval, is_tie, ratio_interval
 from .store import canonical
 
 BASELINE = "eager"
@@ -81,7 +82,7 @@ def decide_all(records: Iterable[Record], device: str) -> dict[str, Decision]:
 
 def _decide(records: Sequence[Record]) -> Decision | None:
     """The decision of one cell, from all its records in the order of their times."""
-    usable = [r for r in _current(records) if r.timing is not None]
+    usable = _one_kind([r for r in _current(records) if r.timing is not None])
     if not usable:
         return None
     mode = _timing(usable[-1]).mode
@@ -90,6 +91,15 @@ def _decide(records: Sequence[Record]) -> Decision | None:
     if finals:
         return _rank("final", finals, _round_ratios(finals), screens)
     return _rank("screen", [*screens.values()], [np.array([_timing(r).median_us]) for r in screens.values()], screens)
+
+
+def _one_kind(records: Sequence[Record]) -> list[Record]:
+    """The records of the strongest evidence for their times that the cell has."""
+    for evidence in (TimeEvidence.MEASURED, TimeEvidence.TRANSFERRED, TimeEvidence.PREDICTED):
+        found = [r for r in records if r.time_evidence is evidence]
+        if found:
+            return found
+    return []
 
 
 def _current(records: Sequence[Record]) -> list[Record]:
@@ -129,9 +139,7 @@ def _rank(
     """Ranks candidates by the rounds that they ran in."""
     fastest = min(range(len(records)), key=lambda i: (float(np.median(rounds[i])), _preference(records[i])))
     tied = [
-        i
-        for i, own in enumerate(rounds)
-        if i == fastest or is_tie(ratio_interval(own, rounds[fastest]), min(own.size, rounds[fastest].size))
+        i for i, own in enumerate(rounds) if i == fastest or _is_tie(own, rounds[fastest], records[i].time_evidence)
     ]
     winner = min(tied, key=lambda i: _preference(records[i]))
     ranked = [
@@ -142,6 +150,14 @@ def _rank(
     )
     ties = tuple(sorted((ranked[i] for i in tied if i != winner), key=lambda x: _preference(x.record)))
     return Decision(stage, (ranked[winner], *others), ties, records[fastest].candidate_key, screens)
+
+
+def _is_tie(own: np.ndarray, fastest: np.ndarray, evidence: TimeEvidence) -> bool:
+    """Whether two candidates cannot be told apart; a prediction has no samples, and what differs less is no finding."""
+    interval = ratio_interval(own, fastest)
+    if evidence is TimeEvidence.PREDICTED:
+        return interval[0] <= 1 + TIE_BAND
+    return is_tie(interval, min(own.size, fastest.size))
 
 
 def _preference(record: Record) -> tuple[int, int, int, str]:

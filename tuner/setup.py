@@ -39,6 +39,8 @@ class TuneOptions:
         sweep: the sweep that the cells come from, and its name.
         folder: e.g. `results/cpu`; fresh: start without the records found there.
         budget_s: for all cells together, after set-up.
+        present: whether the device is in this machine; where it is not, kernels are proven on the virtual GPU and
+            times predicted.
         environment: versions and host, for the records; seed: of inputs and orders.
     """
 
@@ -50,6 +52,7 @@ class TuneOptions:
     folder: Path
     budget_s: float
     fresh: bool = False
+    present: bool = True
     environment: Mapping[str, Any] = field(default_factory=dict)
     seed: int = 0
     jobs: Jobs = field(default_factory=Jobs)
@@ -120,7 +123,8 @@ def _where(cell: Cell, options: TuneOptions) -> dict[str, Any]:
 def run_facts(options: TuneOptions) -> RunFacts:
     run_id = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
     settings = {"sweep": options.sweep_name, "seed": options.seed}
-    return RunFacts(run_id, options.device, options.environment, settings, harness_key())
+    code = harness_key() if options.present else harness_key(virtual=True)
+    return RunFacts(run_id, options.device, options.environment, settings, code, options.present)
 
 
 def record_rejected(store: Store, history: History, facts: RunFacts, spaces: Iterable[Space]) -> None:
@@ -159,4 +163,6 @@ def build_all(pool: WorkerPool, progress: Progress, options: TuneOptions, spaces
 def _built(answer: Any) -> Built:
     if isinstance(answer, WorkerError):
         return Built(failure=failure_of(answer))
+    if answer["rejected"] is not None:
+        return Built(tuple(answer["artifact_keys"]), answer["resources"], failure=(Status.REJECTED, answer["rejected"]))
     return Built(tuple(answer["artifact_keys"]), answer["resources"], answer["workspace_bytes"])

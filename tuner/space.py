@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pagedtune.kernels.bounds import Bucket
@@ -141,6 +141,23 @@ def space_of(cell: Cell, listings: Sequence[tuple[VariantRef, Mapping[str, Any]]
             else:
                 rejected.append((candidate, reason))
     return Space(cell, tuple(accepted), tuple(rejected))
+
+
+def thinned(space: Space, limit: int | None) -> Space:
+    """At most `limit` of the accepted candidates of each variant: the default, then others in a fixed order that is
+    as good as random, those together that differ in the number of splits alone, as they share a binary."""
+    if limit is None:
+        return space
+
+    def rank(candidate: Candidate) -> tuple[bool, str, int]:
+        binary = {k: v for k, v in candidate.config.items() if not k.endswith("splits")}
+        text = f"{space.cell.problem.key}/{space.cell.pool_format.key}/{sorted(binary.items())}"
+        return not candidate.is_default, hashlib.sha256(text.encode()).hexdigest(), candidate.order
+
+    kept: set[Candidate] = set()
+    for variant in dict.fromkeys(c.variant for c in space.accepted):
+        kept.update(sorted((c for c in space.accepted if c.variant == variant), key=rank)[:limit])
+    return replace(space, accepted=tuple(c for c in space.accepted if c in kept))
 
 
 def exploration_order(cell: Cell, candidates: Sequence[Candidate], favourites: Iterable[str]) -> tuple[Candidate, ...]:

@@ -10,9 +10,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from pagedtune.harness.prediction import UNCERTAINTY
 from pagedtune.kernels.dispatch import DispatchTable, Winner
 from pagedtune.kernels.pool_format import PoolFormat, ScaleKind
-from pagedtune.kernels.record import Record, Verdict
+from pagedtune.kernels.record import Record, TimeEvidence, Verdict
 
 from .formats import FormatChoice, choose_formats
 from .select import decide_all
@@ -33,16 +34,23 @@ def show_winners(console: Console, table: DispatchTable, records: Sequence[Recor
     """The winners, one table per model and dtype, then the chosen pool formats with their reasons."""
     defaults = default_configs(records)
     stream_gb_s = _stream(records)
-    for (model, problem), entries in groupby(table.entries, key=lambda e: (e.model, e.problem)):
-        view = _new_table(f"{model}  {problem.key}")
+    ordered = sorted(table.entries, key=lambda e: (e.model, e.problem.key, is_predicted(e)))
+    for (model, key, predicted), entries in groupby(ordered, key=lambda e: (e.model, e.problem.key, is_predicted(e))):
+        view = _new_table(f"{model}  {key}" + ("  predicted, not measured" if predicted else ""), predicted)
         for entry in sorted(entries, key=lambda e: (e.pool_format, e.bucket, e.workload)):
             view.add_row(*_row(entry, defaults, stream_gb_s))
         console.print(view)
-    if table.entries:
-        console.print(_legend(table.entries, stream_gb_s), markup=False)
+    for legend in (_legend([e for e in ordered if not is_predicted(e)], stream_gb_s), _predicted_legend(ordered)):
+        if legend:
+            console.print(legend, markup=False)
 
 
-def _new_table(title: str) -> Table:
+def is_predicted(entry: Winner) -> bool:
+    """Whether a winner's time is a model's: such times have tables and columns of their own."""
+    return entry.time_evidence is TimeEvidence.PREDICTED
+
+
+def _new_table(title: str, predicted: bool) -> Table:
     view = Table(
         title=title,
         title_justify="left",
@@ -55,20 +63,33 @@ def _new_table(title: str) -> Table:
     view.add_column("bucket", no_wrap=True)
     view.add_column("variant", no_wrap=True)
     view.add_column("config", overflow="fold", max_width=44)
-    for name in ("µs", "95% CI", "GB/s", "stream", "×eager", "×default"):
+    measured = ("µs", "95% CI", "GB/s", "stream", "×eager", "×default")
+    for name in ("predicted µs", "GB/s", "of peak", "×default", "next") if predicted else measured:
         view.add_column(name, justify="right", no_wrap=True)
-    view.add_column("evidence", no_wrap=True)
+    view.add_column("verdict" if predicted else "evidence", no_wrap=True)
     return view
 
 
 def _row(entry: Winner, defaults: Mapping[tuple[Any, ...], Mapping[str, Any]], stream_gb_s: float | None) -> list[str]:
     default = defaults.get((entry.problem, entry.pool_format, entry.bucket, entry.variant))
-    return [
+    cell = [
         short_format(entry.pool_format, entry),
         entry.bucket.key + ("" if entry.workload == "ragged" else f" {entry.workload}"),
         entry.variant,
         short_config(entry.config, default),
         _number(entry.median_us),
+    ]
+    if is_predicted(entry):
+        return [
+            *cell,
+            _number(entry.bandwidth_gb_s),
+            "" if not stream_gb_s else f"{entry.bandwidth_gb_s / stream_gb_s:.0%}",
+            ratio_text(entry.speedup_default),
+            "" if entry.margin is None else f"{entry.margin:+.1%}",
+            entry.verdict.value,
+        ]
+    return [
+        *cell,
         f"±{_half_width(entry.ci_us, entry.median_us):.1%}",
         _number(entry.bandwidth_gb_s),
         "" if not stream_gb_s else f"{entry.bandwidth_gb_s / stream_gb_s:.0%}",
@@ -132,7 +153,20 @@ def _stream(records: Sequence[Record]) -> float | None:
     return float(max(known, key=lambda r: r.recorded_at).provenance["stream_gb_s"]) if known else None
 
 
+def _predicted_legend(entries: Sequence[Winner]) -> str:
+    if not any(is_predicted(e) for e in entries):
+        return ""
+    return (
+        f"predicted µs: a model's time for one launch on cold KV, ± {UNCERTAINTY:.0%}, fitted to no measurement; GB/s, "
+        "×default and next (the runner-up) follow from such times alone.\nof peak: of the data sheet's bandwidth. "
+        "verdict emulated: the binary's PTX was proven on the virtual GPU. Settle the finalists on the GPU itself:\n"
+        "`pagedtune export --allow-predicted`, then `python -m pagedtune_runtime calibrate` there."
+    )
+
+
 def _legend(entries: Sequence[Winner], stream_gb_s: float | None) -> str:
+    if not entries:
+        return ""
     measured = f" measured here ({stream_gb_s:.1f} GB/s)" if stream_gb_s else ""
     proven = all(e.verdict is Verdict.ON_DEVICE for e in entries)
     return (
@@ -145,10 +179,17 @@ def _legend(entries: Sequence[Winner], stream_gb_s: float | None) -> str:
 
 def disturbances(records: Iterable[Record], table: DispatchTable) -> list[str]:
     """A line for people if the timer had remarks on winners, such as that others used the machine."""
-    noted = [d.winner.timing.note for d in decide_all(records, table.device).values() if d.winner.timing.note]
+    measured = [
+        d.winner for d in decide_all(records, table.device).values() if not _has_predicted_time(d.winner.record)
+    ]
+    noted = [winner.timing.note for winner in measured if winner.timing.note]
     if not noted:
         return []
     return [f"note: the timer has remarks on {len(noted)} of {len(table.entries)} winners, e.g. {noted[0]!r}"]
+
+
+def _has_predicted_time(record: Record) -> bool:
+    return record.time_evidence is TimeEvidence.PREDICTED
 
 
 def show_formats(console: Console, choices: Sequence[FormatChoice]) -> None:

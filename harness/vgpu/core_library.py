@@ -106,6 +106,7 @@ class Totals:
         most_flying: most bytes that one CTA had on their way from global memory.
         flying_area: such bytes, summed over the warp instructions (`instructions`) that were issued meanwhile.
         benign: unordered stores of the value that was there already.
+        busiest: warp instructions of the CTA that issued most.
     """
 
     barriers: int
@@ -113,6 +114,7 @@ class Totals:
     flying_area: int
     instructions: int
     benign: int
+    busiest: int
 
 
 SITE = np.dtype([(n, "u8") for n in ("executed", "lanes", "sectors", "lines", "bytes", "conflicts", "flight")])
@@ -161,7 +163,7 @@ class Core:
         """Runs a grid: faults, one `SITE` per instruction, and sums over all."""
         faults = (RawFault * max_faults)()
         sites = np.zeros(len(code), SITE)
-        totals = (ctypes.c_uint64 * 5)()
+        totals = (ctypes.c_uint64 * 6)()
         count = self._run(
             code.ctypes.data,
             len(code),

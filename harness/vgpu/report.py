@@ -146,6 +146,7 @@ class Counters:
             copies until the wait of their group (bytes of their sources), loads until an instruction other than a
             move reads their result (32 bytes a sector).
         bytes_in_flight_mean: the same, averaged over all CTAs and the instructions that they issue.
+        busiest_block: warp instructions of the CTA that executed most.
     """
 
     instructions: dict[str, int]
@@ -161,6 +162,7 @@ class Counters:
     barriers: int
     bytes_in_flight_max: int = 0
     bytes_in_flight_mean: float = 0.0
+    busiest_block: int = 0
 
 
 @dataclass(frozen=True)

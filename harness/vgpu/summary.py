@@ -77,6 +77,7 @@ def step_report(
         barriers=totals.barriers,
         bytes_in_flight_max=totals.most_flying,
         bytes_in_flight_mean=totals.flying_area / max(1, totals.instructions),
+        busiest_block=totals.busiest,
     )
     return StepReport(program.entry, seconds, counters, SiteTable(program, sites), totals.benign)
 

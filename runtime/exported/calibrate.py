@@ -2,28 +2,33 @@
 
 The tuner's protocol in miniature: rounds of one sample of each candidate in shuffled order, batches that the caches do
 not hold, and the median of the ratios round by round. The shipped winner stays unless another is faster beyond doubt.
+On a GPU a sample is the replay of a CUDA graph (`gpu_timing.py`).
 """
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from ...kernels.bounds import Bounds
+from ...kernels.device import DeviceKind
 from ...kernels.dispatch import Winner
 from ...kernels.eager import Eager
-from ...kernels.launch import LaunchPlan
+from ...kernels.executors import make_executor, torch_device
+from ...kernels.launch import Executor, LaunchPlan
 from ...kernels.native import LaunchError, NativeExecutor
 from ...kernels.record import TimeEvidence
 from ...kernels.variant import Config, Variant
 from ...kernels.workload import Workload
 from ..artifact_source import ArtifactUnavailable
 from .calibration_inputs import Inputs, launched, sets_beyond_cache
+from .gpu_timing import GraphSampler, Run
 from .manifest import Finalist, Finalists
 from .overrides import CALIBRATION_SCHEMA, Calibration
 from .package import Package
@@ -34,7 +39,6 @@ MIN_GAIN = 0.01  # what is less is a tie, and the shipped winner stays
 SAMPLE_US = 500.0  # shorter launches are timed several at a time
 CHECK_CONTEXT = 300  # tokens of the batch that finalists are compared on: partly filled blocks, more than one split
 CHECK_TOLERANCE = {"fp32": 1e-4, "fp16": 1e-2, "bf16": 5e-2}  # of N(0, 1) values; a broken kernel is off by far more
-Run = Callable[[], None]
 
 
 @dataclass(frozen=True)
@@ -62,11 +66,12 @@ class _Candidate:
     variant: Variant
     config: Config
     plan: LaunchPlan
-    executor: NativeExecutor
+    executor: Executor
+    place: torch.device
     keys: tuple[str, ...]
 
     def bind(self, inputs: Inputs, index: int) -> Run:
-        tensors = {**inputs.tensors(index), **self.plan.allocate_workspaces()}
+        tensors = {**inputs.tensors(index), **self.plan.allocate_workspaces(self.place)}
         return self.executor.prepare(self.plan.bind(tensors))
 
 
@@ -126,18 +131,19 @@ def _prepare(package: Package, cell: Finalists, finalist: Finalist) -> _Candidat
         return reason
     try:
         artifacts = package.artifacts.artifacts(variant, cell.problem, cell.pool_format, config, package.device)
-        executor = NativeExecutor(artifacts)
+        executor = make_executor(package.device.kind, artifacts)
     except (ArtifactUnavailable, LaunchError) as error:
         return str(error)
     plan = variant.plan(cell.problem, cell.pool_format, config, cell.bucket.bounds)
-    return _Candidate(finalist, variant, config, plan, executor, tuple(a.key for a in artifacts))
+    keys = tuple(a.key for a in artifacts)
+    return _Candidate(finalist, variant, config, plan, executor, torch_device(package.device.kind), keys)
 
 
 def _fault(candidate: _Candidate, cell: Finalists) -> str:
     """How a candidate's answer differs from the plain one on this machine; empty if it does not."""
     lengths = tuple(dict.fromkeys(max(1, min(n, cell.bucket.max_context_len)) for n in (CHECK_CONTEXT, 1, 17)))
     workload = Workload(lengths[: cell.bucket.max_num_seqs])
-    inputs = Inputs(cell.problem, cell.pool_format, workload, 1)
+    inputs = Inputs(cell.problem, cell.pool_format, workload, 1, device=candidate.place)
     bounds = Bounds(workload.num_seqs, max(workload.context_lens))
     given = inputs.tensors(0)
     expected = {**given, "out": given["out"].clone()}
@@ -145,7 +151,7 @@ def _fault(candidate: _Candidate, cell: Finalists) -> str:
     NativeExecutor().prepare(plain.bind(expected))()
     plan = candidate.variant.plan(cell.problem, cell.pool_format, candidate.config, bounds)
     try:
-        candidate.executor.prepare(plan.bind({**given, **plan.allocate_workspaces()}))()
+        candidate.executor.prepare(plan.bind({**given, **plan.allocate_workspaces(candidate.place)}))()
     except LaunchError as error:
         return str(error)
     error_size = float((launched(given) - launched(expected)).abs().max())
@@ -160,8 +166,10 @@ def _time(
     """Microseconds per launch, [rounds, candidates]; every round over batches that the caches have forgotten."""
     workload = Workload.named(cell.workload, cell.bucket.max_num_seqs, cell.bucket.max_context_len)
     num_sets = sets_beyond_cache(cell.problem, cell.pool_format, workload, package.device)
-    inputs = Inputs(cell.problem, cell.pool_format, workload, num_sets, seed)
+    inputs = Inputs(cell.problem, cell.pool_format, workload, num_sets, seed, candidates[0].place)
     runs = [[candidate.bind(inputs, i) for i in range(num_sets)] for candidate in candidates]
+    if package.device.kind is DeviceKind.CUDA:
+        return _time_graphs([GraphSampler(own) for own in runs], end_s, seed)
     rng, position = random.Random(seed), 0
     warm_us = max(_sample(own, 0, 1) for own in runs for _ in range(2))
     launches = max(1, min(num_sets, round(SAMPLE_US / warm_us)))
@@ -173,6 +181,19 @@ def _time(
             position += launches
         rounds.append(times)
     return np.array(rounds, dtype=np.float64).reshape(-1, len(runs))
+
+
+def _time_graphs(samplers: Sequence[GraphSampler], end_s: float, seed: int) -> npt.NDArray[np.float64]:
+    """The same on a GPU."""
+    rng, rounds = random.Random(seed), list[list[float]]()
+    for sampler in samplers:
+        sampler.sample_us()
+    while len(rounds) < MAX_ROUNDS and time.monotonic() < end_s:
+        times = [0.0] * len(samplers)
+        for index in rng.sample(range(len(samplers)), len(samplers)):
+            times[index] = samplers[index].sample_us()
+        rounds.append(times)
+    return np.array(rounds, dtype=np.float64).reshape(-1, len(samplers))
 
 
 def _sample(runs: Sequence[Run], position: int, launches: int) -> float:

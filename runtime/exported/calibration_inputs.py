@@ -25,10 +25,17 @@ class Inputs:
         problem, pool_format, workload: of each batch.
         num_sets: batches; each has blocks of its own.
         seed: of values and block order.
+        device: where the tensors lie.
     """
 
     def __init__(
-        self, problem: Problem, pool_format: PoolFormat, workload: Workload, num_sets: int, seed: int = 0
+        self,
+        problem: Problem,
+        pool_format: PoolFormat,
+        workload: Workload,
+        num_sets: int,
+        seed: int = 0,
+        device: torch.device | str = "cpu",
     ) -> None:
         generator = torch.Generator().manual_seed(seed)
         size = pool_format.block_size
@@ -42,16 +49,17 @@ class Inputs:
         starts = np.concatenate(([0], np.cumsum(workload.query_lens)))
         dtype, heads = problem.q_dtype.torch, problem.num_q_heads
         q = torch.randn((workload.num_tokens, heads, problem.head_dim), generator=generator).to(dtype)
-        self._shared = {
+        shared = {
             **pools,
             **_constants(problem, pool_format, generator),
             "q": q,
             "context_lens": torch.tensor(workload.context_lens, dtype=torch.int32),
             "query_start_loc": torch.from_numpy(starts.astype(np.int32)),
         }
+        self._shared = {name: tensor.to(device) for name, tensor in shared.items()}
         self._out_shape = (workload.num_tokens, heads, problem.head_dim_v)
         blocks = [-(-n // size) for n in workload.context_lens]
-        self._tables = [_table(order[i * each : (i + 1) * each], blocks) for i in range(num_sets)]
+        self._tables = [_table(order[i * each : (i + 1) * each], blocks).to(device) for i in range(num_sets)]
 
     @property
     def num_sets(self) -> int:
@@ -60,7 +68,8 @@ class Inputs:
 
     def tensors(self, index: int) -> dict[str, torch.Tensor]:
         """The slots of batch `index`, with an output of their own."""
-        out = torch.zeros(self._out_shape, dtype=self._shared["q"].dtype)
+        q = self._shared["q"]
+        out = torch.zeros(self._out_shape, dtype=q.dtype, device=q.device)
         return {**self._shared, "block_table": self._tables[index], "out": out}
 
 

@@ -9,14 +9,15 @@ import sys
 from collections.abc import Sequence
 
 from ...kernels.bounds import Bounds
-from ...kernels.native import LaunchError, load_library
+from ...kernels.device import DeviceKind
+from ...kernels.native import LaunchError
 from ..attention import PagedAttention
 from ..errors import PagedRuntimeError
 from .calibrate import DEFAULT_BUDGET_S, Settled, calibrate, calibration_of
 from .integrity import PackageError
 from .overrides import calibration_path, write_calibration
 from .package import Package, load
-from .verification import entry_faults, unlisted_files
+from .verification import entry_faults, library_faults, unlisted_files
 
 EXIT_FAILURE, EXIT_USAGE = 1, 2
 EXIT_PIPE = 128 + signal.SIGPIPE  # what a shell says of a program whose reader went away
@@ -71,7 +72,8 @@ def _explain(package: Package, options: argparse.Namespace) -> int:
     query = options.query or 1
     if options.seqs is not None and query > options.context:
         raise ValueError(f"--query {query} exceeds --context {options.context}, which includes the query tokens")
-    print(f"tuned on:  {package.manifest.device}\nthis one:  {package.device.fingerprint}")
+    here = package.device.fingerprint if package.present else "no NVIDIA GPU: what follows is for the one tuned for"
+    print(f"tuned for: {package.manifest.device}\nthis one:  {here}")
     print(f"calibrated here: {_calibrated(package)}")
     asked = None if options.seqs is None else Bounds(options.seqs, options.context, query)
     cells = dict.fromkeys((e.model, e.problem, e.pool_format) for e in package.table.entries)
@@ -92,13 +94,7 @@ def _calibrated(package: Package) -> str:
 
 def _verify(package: Package, options: argparse.Namespace) -> int:
     manifest = package.manifest
-    for library in manifest.libraries:
-        loaded = load_library(package.root / library.file)
-        missing = [entry for entry in library.entries if not hasattr(loaded, entry)]
-        if missing:
-            print(f"error: {library.file} has no {', '.join(missing)}", file=sys.stderr)
-            return EXIT_FAILURE
-    faults = [*unlisted_files(package.root, manifest), *entry_faults(package)]
+    faults = [*library_faults(package), *unlisted_files(package.root, manifest), *entry_faults(package)]
     for fault in faults:
         print(f"error: {fault}", file=sys.stderr)
     if faults:
@@ -107,17 +103,29 @@ def _verify(package: Package, options: argparse.Namespace) -> int:
     changes = " with uncommitted changes" if source.get("dirty") else ""
     size = sum(file.num_bytes for file in manifest.files.values())
     print(f"{len(manifest.files)} files, {size / 1e6:.1f} MB: as exported")
-    print(f"{len(manifest.libraries)} libraries: load on this machine ({package.device.fingerprint})")
-    print(f"{len(package.table.entries)} entries: each can run here, tuned on {manifest.device}")
+    print(f"{len(manifest.libraries)} {_libraries_text(package)}")
+    where = "here" if package.present else "on the GPU tuned for, which is not here"
+    print(f"{len(package.table.entries)} entries: each can run {where}, tuned on {manifest.device}")
     print(f"exported from revision {source.get('revision', 'unknown')}{changes}, digest {manifest.digest[:16]}")
     for note in manifest.notes:
         print(f"note: {note}")
     return 0
 
 
+def _libraries_text(package: Package) -> str:
+    if package.device.kind is DeviceKind.CPU:
+        return f"libraries: load on this machine ({package.device.fingerprint})"
+    fallbacks = len(package.manifest.fallbacks)
+    driver = package.manifest.requires.driver
+    more = f", and {fallbacks} PTX fallbacks for other GPUs" if fallbacks else ""
+    return f"cubins with their PTX: of the right form, for driver {driver} or newer{more}; none was launched"
+
+
 def _calibrate(package: Package, options: argparse.Namespace) -> int:
     if not 1 <= options.budget < float("inf"):
         raise ValueError(f"--budget {options.budget:g} must be at least 1 second")
+    if not package.present:
+        raise ValueError("nothing can be timed: this package is for a GPU, and there is none here")
     results: list[Settled] = []
     for result in calibrate(package, options.budget):
         results.append(result)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import platform
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...kernels.artifact import Artifact, ArtifactKind, KernelAbi
+from ...kernels.artifact import Artifact, ArtifactKind, KernelAbi, Resources
 from ...kernels.bounds import Bucket
 from ...kernels.cpu_facts import ISAS
-from ...kernels.device import Device
+from ...kernels.device import Device, DeviceKind
 from ...kernels.launch import CType
 from ...kernels.pool_format import PoolFormat
 from ...kernels.problem import Problem
@@ -38,23 +38,44 @@ class Requirements:
         system, machine: as `platform.system()` and `platform.machine()` say.
         isa: the least vector path that a shipped config asks for by name.
         glibc: the newest symbol version that a library needs, e.g. `2.34`; empty if none needs any.
+        device_kind: what the kernels run on.
+        driver: for a GPU, the oldest driver that takes the binaries, e.g. `580`.
     """
 
     system: str
     machine: str
     isa: str
     glibc: str = ""
+    device_kind: DeviceKind = DeviceKind.CPU
+    driver: str = ""
+
+
+@dataclass(frozen=True)
+class GpuEntry:
+    """What launching one kernel of a cubin needs beyond its argument types; see `KernelAbi` and `Resources`.
+
+    Args:
+        align: required alignment in bytes by argument position.
+        hidden: positions of arguments that the compiler appended.
+        resources: registers and memory.
+    """
+
+    align: dict[str, int]
+    hidden: tuple[int, ...]
+    resources: Resources
 
 
 @dataclass(frozen=True)
 class Library:
-    """A native library.
+    """A native library, or a cubin with the PTX that it was assembled from.
 
     Args:
         key: content key over source, flags, compiler and machine.
         file: path in the package.
         target, compiler, flags: how it was built.
         entries: argument types by entry symbol.
+        ptx: path of a cubin's PTX; empty for a native library.
+        gpu: the rest of a cubin's calling convention, by entry symbol.
     """
 
     key: str
@@ -63,13 +84,50 @@ class Library:
     compiler: str
     flags: tuple[str, ...]
     entries: dict[str, tuple[CType, ...]]
+    ptx: str = ""
+    gpu: dict[str, GpuEntry] = field(default_factory=dict)
 
     def artifact(self, root: Path) -> Artifact:
         """As the executor takes it."""
+        if self.ptx:
+            return self._cubin(root, root / self.file)
         abi = {entry: KernelAbi(types) for entry, types in self.entries.items()}
         return Artifact(
             ArtifactKind.NATIVE, root / self.file, self.key, self.target, abi, compiler=self.compiler, flags=self.flags
         )
+
+    def _cubin(self, root: Path, path: Path) -> Artifact:
+        abi = {
+            entry: KernelAbi(types, {int(k): v for k, v in self.gpu[entry].align.items()}, self.gpu[entry].hidden)
+            for entry, types in self.entries.items()
+        }
+        return Artifact(
+            ArtifactKind.CUBIN,
+            path,
+            self.key,
+            self.target,
+            abi,
+            {entry: facts.resources for entry, facts in self.gpu.items()},
+            root / self.ptx,
+            self.compiler,
+            self.flags,
+        )
+
+
+@dataclass(frozen=True)
+class Fallback:
+    """PTX of the lowest supported target, which a driver compiles for a GPU that no cubin of the package fits.
+
+    Args:
+        variant, binary_id: what it is of; see `Binary`.
+        library: how it was built and is called; its `file` is the PTX itself.
+        driver: the oldest driver that takes this PTX, e.g. `580`.
+    """
+
+    variant: str
+    binary_id: str
+    library: Library
+    driver: str
 
 
 @dataclass(frozen=True)
@@ -153,6 +211,8 @@ class Manifest:
         libraries, binaries: native code.
         host_only: variants that need none.
         provenance: of each entry of the table, in its order.
+        tuned_for: the facts of the device, of a GPU: what plans are made for where none is here.
+        fallbacks: PTX for other GPUs, of variants that have it.
     """
 
     schema: int
@@ -167,6 +227,8 @@ class Manifest:
     binaries: tuple[Binary, ...]
     host_only: tuple[str, ...]
     provenance: tuple[Provenance, ...]
+    tuned_for: Device | None = None
+    fallbacks: tuple[Fallback, ...] = ()
 
     @classmethod
     def parse(cls, data: Mapping[str, Any]) -> Manifest:
@@ -194,6 +256,8 @@ def check_machine(requires: Requirements, device: Device, system: str = "", mach
             f"this package is for {requires.system} on {requires.machine}, and this is {here[0]} on {here[1]}: "
             "export one here"
         )
+    if requires.device_kind is DeviceKind.CUDA:
+        return
     if requires.isa not in ISAS or device.isa not in ISAS or ISAS.index(device.isa) > ISAS.index(requires.isa):
         raise PackageError(
             f"this package has configs for {requires.isa} CPUs, and this one ({device.product}) runs {device.isa}: "

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
 from ...kernels.artifact import Artifact
 from ...kernels.cpu_facts import cpu_device
-from ...kernels.device import Device
+from ...kernels.device import Device, DeviceKind
 from ...kernels.dispatch import DispatchTable
 from ...kernels.pool_format import PoolFormat
 from ...kernels.problem import Problem
@@ -19,6 +20,7 @@ from ...kernels.variant import Config, Variant
 from ..artifact_source import ArtifactUnavailable
 from ..dispatch import Dispatch
 from .forms import check_forms
+from .gpu import gpu_here
 from .integrity import SCHEMA, PackageError, check_package, sha256_of
 from .manifest import FINALISTS, TABLE, Finalists, FinalistsFile, Library, Manifest, check_machine
 from .overrides import Calibration, read_calibration
@@ -39,6 +41,7 @@ class ShippedArtifacts:
     def __init__(self, root: Path, manifest: Manifest) -> None:
         self._root, self._manifest = root, manifest
         self._libraries = {library.key: library for library in manifest.libraries}
+        self._fallbacks = {(f.variant, f.binary_id): f.library for f in manifest.fallbacks}
         self._keys = {(binary.variant, binary.binary_id): binary.keys for binary in manifest.binaries}
         self._checked: dict[str, Artifact] = {}
 
@@ -53,13 +56,26 @@ class ShippedArtifacts:
         """
         if variant.name in self._manifest.host_only:
             return ()
-        keys = self._keys.get((variant.name, variant.binary_id(problem, pool_format, config)))
+        wanted = (variant.name, variant.binary_id(problem, pool_format, config))
+        keys = self._keys.get(wanted)
+        if keys is not None and device.kind is DeviceKind.CUDA and not self._fit(keys, device):
+            if wanted in self._fallbacks:
+                return (self._artifact(self._fallbacks[wanted]),)
+            targets = ", ".join(sorted({self._libraries[key].target for key in keys}))
+            raise ArtifactUnavailable(
+                f"the package has its binary for {targets}, and this is sm_{device.capability}: tune and export for it"
+            )
         if keys is None:
             raise ArtifactUnavailable(
                 f"the package has no library for {problem.key} on {pool_format.key} with {config.key}: "
                 "tune and export that model to have one"
             )
         return tuple(self._artifact(self._libraries[key]) for key in keys)
+
+    def _fit(self, keys: Sequence[str], device: Device) -> bool:
+        """Whether these cubins run on `device`: those of its own major capability and of no later minor one do."""
+        targets = [int(self._libraries[key].target.removeprefix("sm_")) for key in keys]
+        return all(t // 10 == device.capability // 10 and t <= device.capability for t in targets)
 
     def _artifact(self, library: Library) -> Artifact:
         """The library, read once more: what is loaded is what was checked."""
@@ -77,7 +93,8 @@ class Package:
     Attributes:
         root: its folder.
         manifest: what it holds.
-        device: this machine.
+        device: this machine; where a package for a GPU is on a machine without one, the GPU that it was tuned for.
+        present: whether `device` is here.
         table: what tuning decided.
         finalists: what calibration settles among.
         artifacts: its libraries.
@@ -85,8 +102,8 @@ class Package:
         dispatch: for `PagedAttention` and the adapters.
     """
 
-    def __init__(self, root: Path, manifest: Manifest, device: Device) -> None:
-        self.root, self.manifest, self.device = root, manifest, device
+    def __init__(self, root: Path, manifest: Manifest, device: Device, present: bool = True) -> None:
+        self.root, self.manifest, self.device, self.present = root, manifest, device, present
         self.table = _read(root / TABLE, DispatchTable)
         self.finalists: tuple[Finalists, ...] = _read(root / FINALISTS, FinalistsFile).cells
         check_forms(manifest, self.table, self.finalists)
@@ -122,19 +139,30 @@ class Package:
 def load(root: Path = ROOT) -> Package:
     """The package that this code belongs to, after checking its files and that this machine can run it.
 
-    Compiles nothing, starts no thread and creates no device context.
+    Compiles nothing, starts no thread and creates no device context. A package for a GPU loads on a machine without
+    one too, as far as `explain` and `verify` need it; launching anything there raises.
 
     Raises:
         PackageError: a file is missing or changed, a table has another schema, the files contradict each other, or
             the machine does not fit.
     """
     manifest = Manifest.parse(check_package(root))
-    device = cpu_device()
+    device, present = _device(manifest)
     check_machine(manifest.requires, device)
-    package = Package(root, manifest, device)
+    package = Package(root, manifest, device, present)
     source = "exact" if manifest.device == device.fingerprint else f"tuned on {manifest.device}"
     _LOG.info("pagedtune_runtime %s on %s: %s", manifest.version, device.fingerprint, source)
     return package
+
+
+def _device(manifest: Manifest) -> tuple[Device, bool]:
+    """The device that the package runs on, and whether it is here."""
+    if manifest.requires.device_kind is DeviceKind.CPU:
+        return cpu_device(), True
+    if manifest.tuned_for is None:
+        raise PackageError("manifest.json: tuned_for: a package for a GPU needs its facts. Install the wheel again")
+    here = gpu_here(manifest.tuned_for)
+    return (manifest.tuned_for, False) if here is None else (here, True)
 
 
 def _read(path: Path, kind: type[T]) -> T:

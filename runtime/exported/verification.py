@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ...kernels.dispatch import Winner
+from ...kernels.native import load_library
 from ...kernels.variant import Op
 from ..artifact_source import ArtifactUnavailable
 from ..blocklist import Blocklist
@@ -16,6 +17,8 @@ from .integrity import MANIFEST
 from .manifest import TABLE, Manifest
 from .package import Package
 
+ELF_MAGIC = b"\x7fELF"
+
 
 def unlisted_files(root: Path, manifest: Manifest) -> Iterator[str]:
     """A line for each file in the package's folder that its manifest lacks; what Python caches of itself is none."""
@@ -24,6 +27,25 @@ def unlisted_files(root: Path, manifest: Manifest) -> Iterator[str]:
         cached = path.parent.name == "__pycache__" and path.suffix == ".pyc"
         if not path.is_dir() and not cached and name != MANIFEST and name not in manifest.files:
             yield f"{path} is not part of what was exported: delete it, or install the wheel again"
+
+
+def library_faults(package: Package) -> Iterator[str]:
+    """A line for each binary that lacks an entry or, of a GPU's, is not of the form that its name says."""
+    manifest = package.manifest
+    for library in (*manifest.libraries, *(fallback.library for fallback in manifest.fallbacks)):
+        path = package.root / library.file
+        if not library.ptx:
+            loaded = load_library(path)
+            missing = [entry for entry in library.entries if not hasattr(loaded, entry)]
+        else:
+            data, ptx = path.read_bytes(), (package.root / library.ptx).read_text()
+            if path.suffix == ".cubin" and not data.startswith(ELF_MAGIC):
+                yield f"{library.file} is no cubin"
+            if f".target {library.target}" not in ptx:
+                yield f"{library.ptx} is not for {library.target}"
+            missing = [e for e in library.entries if e.encode() not in data or f".entry {e}" not in ptx]
+        if missing:
+            yield f"{library.file} has no {', '.join(missing)}"
 
 
 def entry_faults(package: Package) -> Iterator[str]:

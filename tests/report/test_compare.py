@@ -82,7 +82,7 @@ def test_pairs_are_made_by_cell_config_mode_and_evidence(cell: MakeCell) -> None
 
 
 def test_measured_times_are_never_compared_with_predicted_ones(cell: MakeCell) -> None:
-    with pytest.raises(UsageError, match="no candidate in common"):
+    with pytest.raises(UsageError, match="never set against one"):
         compare(cell(ONE), cell(ONE, evidence=TimeEvidence.PREDICTED))
 
 

@@ -88,8 +88,8 @@ def test_wrong_input_is_one_line_with_what_to_do(
 
 
 def test_absent_gpu_says_what_can_and_cannot_be_done(capsys: pytest.CaptureFixture[str], no_gpu: None) -> None:
-    message = error_of(capsys, "tune", "--device", "h100")
-    for part in ("h100 is not in this machine", "no NVIDIA GPU", "cannot tune GPU kernels yet", "`make tune`"):
+    message = error_of(capsys, "bench", "--device", "h100")
+    for part in ("h100 is not in this machine", "no NVIDIA GPU", "nothing can be timed", "tune --device h100"):
         assert part in message
 
 

@@ -69,6 +69,7 @@ VGPU_API i32 vgpu_run(const Instr* code, i32 num_instrs, const LaunchArgs* args,
         totals[0] += w.bar_count;
         totals[1] = std::max(totals[1], w.most_flying); totals[2] += w.flying_area; totals[3] += w.instructions;
         totals[4] += w.benign;
+        totals[5] = std::max(totals[5], w.busiest);
         for (i32 k = 0; k < num_instrs; ++k) {
             const SiteCounters& s = w.sites[size_t(k)];
             sites[k].executed += s.executed; sites[k].lanes += s.lanes; sites[k].sectors += s.sectors;

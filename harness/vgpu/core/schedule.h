@@ -227,6 +227,7 @@ inline void run_grid(Launch& launch, Worker& worker) {
             if (run_cta(c, turn) == Outcome::MORE) { waiting = true; continue; }
             worker.most_flying = std::max(worker.most_flying, resident[k]->most_flying);
             worker.instructions += resident[k]->executed;
+            worker.busiest = std::max(worker.busiest, resident[k]->executed);
             spare.push_back(std::move(resident[k]));
             resident.erase(resident.begin() + i64(k)); --k;
         }

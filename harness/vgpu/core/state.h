@@ -185,7 +185,7 @@ struct Launch {
 struct Worker {
     std::vector<SiteCounters> sites;
     std::vector<i32> site_alloc;
-    u64 bar_count = 0, most_flying = 0, flying_area = 0, instructions = 0;
+    u64 bar_count = 0, most_flying = 0, flying_area = 0, instructions = 0, busiest = 0;
     u64 benign = 0;  // unordered stores of the value that is there already
 };
 
