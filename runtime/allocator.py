@@ -68,6 +68,11 @@ class BlockAllocator:
         """Numbers of the steps begun and not ended, oldest first."""
         return self._fences.in_flight
 
+    @property
+    def last_step(self) -> int:
+        """Number of the newest step begun, in flight or ended; 0 before the first."""
+        return self._fences.last_number
+
     def refcounts(self, blocks: Any) -> IntArray:
         """References of each of `blocks`."""
         counts: IntArray = self._refcount[self._ids(blocks)]
@@ -101,14 +106,17 @@ class BlockAllocator:
             DoubleFree: more references dropped than held.
             InvalidBlock: an id outside the pool.
         """
-        blocks = self._ids(blocks)
-        if blocks.size == 0:
-            return
-        left = self._drop_references(blocks)
-        if int(left.min()) < 0:
-            np.add.at(self._refcount, blocks, 1)
-            self._reject_double_free(blocks[left < 0])
-        self._retire(self._distinct(blocks[left == 0]))
+        self._retire(self._unnamed(self._ids(blocks)))
+
+    def recycle(self, blocks: Any) -> None:
+        """As `free`, for blocks that no step in flight reads, by the caller's word: they are free at once.
+
+        For a cache, whose blocks were idle before those steps began. `check()` in debug mode catches a wrong word.
+
+        Raises:
+            DoubleFree, InvalidBlock: as for `free`.
+        """
+        self._push(self._unnamed(self._ids(blocks)))
 
     def reserve(self, count: int) -> IntArray:
         """`count` blocks that no table names yet: for loads under way and speculative slots.
@@ -187,6 +195,16 @@ class BlockAllocator:
         self._state[blocks] = BlockState.FENCED
         self._fences.hold(blocks)
         self._num_fenced += blocks.size
+
+    def _unnamed(self, blocks: IntArray) -> IntArray:
+        """Drops one reference for each entry of `blocks`; returns those that nobody names any more, each once."""
+        if blocks.size == 0:
+            return blocks
+        left = self._drop_references(blocks)
+        if int(left.min()) < 0:
+            np.add.at(self._refcount, blocks, 1)
+            self._reject_double_free(blocks[left < 0])
+        return self._distinct(blocks[left == 0])
 
     def _drop_references(self, blocks: IntArray) -> IntArray:
         np.subtract.at(self._refcount, blocks, 1)

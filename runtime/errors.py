@@ -69,6 +69,7 @@ class Invariant(StrEnum):
     TABLE_DEVICE = "the device's tables equal the host's, but for the differences still to send"
     COVERAGE = "a running sequence names exactly the blocks that its tokens need"
     ROWS = "every row is free or holds one running sequence"
+    PREFIX_TREE = "the prefix cache names each block once, under its tokens, and counts what leases keep"
     GUARD = "guard blocks hold what was written at the start"
 
 
