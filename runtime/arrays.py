@@ -21,6 +21,8 @@ def blocks_for(num_tokens: Count, block_size: int) -> Count:
 
 def as_ints(values: Any) -> IntArray:
     """`values` as a one-dimensional int64 array, without a copy where it already is one."""
+    if type(values) is np.ndarray and values.dtype == np.int64 and values.ndim == 1:
+        return values
     return np.atleast_1d(np.asarray(values, dtype=np.int64))
 
 

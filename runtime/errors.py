@@ -63,7 +63,7 @@ class Invariant(StrEnum):
 
     CONSERVATION = "free + referenced + fenced + reserved = pool"
     FREE_LIST = "the free list names exactly the free blocks, each once"
-    REFCOUNT = "reference count = table entries naming the block"
+    REFCOUNT = "reference count = table entries, cache entries and transfers naming the block"
     FENCE = "no block of a step in flight is recycled; the fences name exactly the fenced blocks"
     TABLE_SHAPE = "a table row names its blocks first and -1 after them"
     TABLE_DEVICE = "the device's tables equal the host's, but for the differences still to send"

@@ -81,8 +81,9 @@ class StepFences:
         """Keeps `blocks` back until the newest step in flight has ended."""
         self._steps[-1].held.append(blocks)
 
-    def end(self, number: int) -> IntArray:
-        """Ends the oldest step and returns the blocks that nothing holds back any more, in order of release.
+    def end(self, number: int) -> IntArray | None:
+        """Ends the oldest step and returns the blocks that nothing holds back any more, in order of release; None
+        if there are none.
 
         Raises:
             StepError: `number` is not the oldest step in flight.
@@ -91,4 +92,4 @@ class StepFences:
             oldest = f"the oldest in flight is {self._steps[0].number}" if self._steps else "none is in flight"
             raise StepError(f"step {number} cannot end: {oldest}. Steps end once each, in the order they began")
         held = self._steps.popleft().held
-        return np.concatenate(held) if held else np.empty(0, np.int64)
+        return np.concatenate(held) if held else None

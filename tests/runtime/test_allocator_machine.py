@@ -196,21 +196,20 @@ def free_without_fence(self: BlockAllocator, blocks: Any) -> None:
     self._push(blocks)
 
 
-def keep_references(self: BlockAllocator, blocks: Any) -> Any:
-    return self._refcount[blocks] - 1
+def keep_references(self: BlockAllocator, blocks: Any) -> None:
+    """A release that forgets to count."""
 
 
-def accept_double_free(self: BlockAllocator, blocks: Any) -> None:
+def accept_double_free(self: BlockAllocator, block: int) -> None:
     """Instead of raising."""
-    np.subtract.at(self._refcount, blocks, 1)
 
 
 def lose_reference(self: BlockAllocator, blocks: Any) -> None:
     """A fork that forgets to count."""
 
 
-def keep_duplicates(self: BlockAllocator, blocks: Any) -> Any:
-    return blocks
+def overlook_duplicates(self: BlockAllocator, blocks: Any) -> bool:
+    return True
 
 
 def lose_difference(self: BlockTables, index: Any) -> None:
@@ -228,10 +227,10 @@ def leave_entries(self: BlockTables, rows: Any) -> Any:
     ("owner", "method", "fault", "broken"),
     [
         (BlockAllocator, "_retire", free_without_fence, Invariant.FENCE),
-        (BlockAllocator, "_drop_references", keep_references, Invariant.REFCOUNT),
-        (BlockAllocator, "_reject_double_free", accept_double_free, Invariant.REFCOUNT),
+        (BlockAllocator, "free", keep_references, Invariant.REFCOUNT),
+        (BlockAllocator, "_reject_double_free", accept_double_free, Invariant.CONSERVATION),
         (BlockAllocator, "add_reference", lose_reference, Invariant.REFCOUNT),
-        (BlockAllocator, "_distinct", keep_duplicates, Invariant.CONSERVATION),
+        (BlockAllocator, "_all_distinct", overlook_duplicates, Invariant.REFCOUNT),
         (BlockTables, "_mark", lose_difference, Invariant.TABLE_DEVICE),
         (BlockTables, "clear", leave_entries, Invariant.TABLE_SHAPE),
     ],
