@@ -10,6 +10,7 @@ import torch
 
 IntArray = npt.NDArray[np.int64]  # what the host computes with: indexing by int64 needs no conversion
 BoolArray = npt.NDArray[np.bool_]
+RowIndex = slice | IntArray  # rows 0, 1, 2, ... as a slice are views and cost no gather
 
 Count = TypeVar("Count", int, IntArray)
 

@@ -94,6 +94,10 @@ class KVCache:
         """V pool of a layer, shaped `pool_format.v_shape(num_blocks, problem)`: a view, to read and to write."""
         return self._layer(self._v, layer)
 
+    def block_tensors(self) -> tuple[torch.Tensor, ...]:
+        """Views of everything that belongs to a block and moves with it, each [num_layers, num_blocks, ...]."""
+        return tuple(pool[:, self._guards : self._guards + self.num_blocks] for pool in (self._k, self._v))
+
     @property
     def block_size(self) -> int:
         """Tokens of one block."""

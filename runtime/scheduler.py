@@ -7,15 +7,19 @@ from typing import Any
 
 import numpy as np
 
+from .admission import Admission
 from .allocator import BlockAllocator
-from .arrays import IntArray, blocks_for
+from .arrays import BoolArray, IntArray, blocks_for
 from .block_tables import BlockTables
-from .errors import PoolExhausted, RequestTooLarge
+from .errors import RequestTooLarge
+from .kv_ledger import KVLedger
 from .metrics import Snapshot
-from .plan import StepOutput, StepPlan, make_plan, sampled_tokens
+from .plan import StepOutput, StepPlan, sampled_logprobs, sampled_tokens
+from .planner import DecodeBatch, Planner
 from .roster import Roster
 from .scheduler_check import check_scheduler
 from .sequence import Finished, FinishReason, Request
+from .swap import SwapSpace
 
 
 @dataclass(frozen=True)
@@ -29,12 +33,15 @@ class SchedulerConfig:
             runs, so that it locks nobody out.
         vocab_size: for checking tokens; None checks less.
         debug: records what each step reads, so that `check()` proves that nothing of it was recycled too early.
+        window: tokens that the widest layer attends to, the query's own included, if no layer attends to all: blocks
+            behind it are given back.
     """
 
     token_budget: int = 2048
     watermark_blocks: int = 0
     vocab_size: int | None = None
     debug: bool = False
+    window: int | None = None
 
 
 class Scheduler:
@@ -57,12 +64,23 @@ class Scheduler:
         allocator: blocks of the pool.
         tables: their tables; a row for each running sequence.
         config: how to batch.
+        swap: host memory for sequences that are preempted; without it they are computed anew.
+
+    Attributes:
+        ledger: where the tokens of every row are.
+        roster: who is live.
 
     Raises:
         ValueError: a token budget below the number of rows, or a negative watermark.
     """
 
-    def __init__(self, allocator: BlockAllocator, tables: BlockTables, config: SchedulerConfig | None = None) -> None:
+    def __init__(
+        self,
+        allocator: BlockAllocator,
+        tables: BlockTables,
+        config: SchedulerConfig | None = None,
+        swap: SwapSpace | None = None,
+    ) -> None:
         self.allocator, self.tables, self.config = allocator, tables, config or SchedulerConfig()
         if self.config.token_budget < tables.max_num_seqs:
             raise ValueError(
@@ -71,8 +89,12 @@ class Scheduler:
             )
         if self.config.watermark_blocks < 0:
             raise ValueError(f"watermark_blocks={self.config.watermark_blocks} must not be negative")
-        self.roster = Roster(allocator, tables)
+        self.ledger = KVLedger(allocator, tables, self.config.window)
+        self.roster = Roster(self.ledger, swap)
         self.rows = self.roster.rows
+        self._admission = Admission(self.ledger, self.roster, self.config.token_budget, self.config.watermark_blocks)
+        self._planner = Planner(self.rows, self.ledger, self.config.debug)
+        self._batch: DecodeBatch | None = None
 
     @property
     def has_work(self) -> bool:
@@ -105,42 +127,53 @@ class Scheduler:
             PoolExhausted: blocks were reserved after a request was added, and the rest no longer holds it.
         """
         self.allocator.require_step_slot()
-        rows, counts, preempted, short = self._secure_blocks(self._grant())
-        if self.roster.waiting and not short:
-            rows, counts = self._admit(rows, counts)
-        chosen = counts > 0
-        if not chosen.any():
-            return None
-        rows, counts = rows[chosen], counts[chosen]
-        missing = self.tables.missing_blocks(rows, self.rows.num_scheduled[rows] + counts)
-        grows = missing > 0
-        self.tables.append(rows[grows], missing[grows], self.allocator.allocate(int(missing.sum())))
-        step = self.allocator.begin_step(self.tables.blocks_of(rows) if self.config.debug else None)
-        return make_plan(step, self.rows, self.tables, rows, counts, preempted)
+        return self._schedule_decode() or self._schedule_mix()
 
-    def commit(self, plan: StepPlan, tokens: Any) -> StepOutput:
+    def commit(self, plan: StepPlan, tokens: Any, logprobs: Any = None) -> StepOutput:
         """Ends a step that the device has finished, and takes its tokens.
 
         Args:
             plan: the oldest in flight.
             tokens: int [num_sampled]: one for each sequence that samples, in order; array, tensor or list.
                 Tokens of sequences that were cancelled or preempted in the meantime are dropped.
+            logprobs: [num_sampled]: log probability of each, for those that ask.
 
         Raises:
             ValueError: another number of tokens, or one outside the vocabulary; the step is still in flight.
             StepError: another step must end first.
         """
         values = sampled_tokens(plan, tokens, self.config.vocab_size)
+        logs = None if logprobs is None else sampled_logprobs(plan, logprobs)
         self.allocator.end_step(plan.step)
-        rows = plan.rows[plan.samples]
-        alive = self.rows.ticket[rows] == plan.tickets[plan.samples]
-        rows, values = rows[alive], values[alive]
-        request_ids = self.rows.request_ids[rows]
-        stopped, full = self.rows.push(rows, values)
-        ended = np.flatnonzero(stopped | full)
-        reasons = {True: FinishReason.STOP, False: FinishReason.LENGTH}
-        finished = [self.roster.end(self.roster.live[request_ids[i]], reasons[bool(stopped[i])]) for i in ended]
-        return StepOutput(request_ids, values, tuple(finished))
+        state = self.rows
+        if plan.epoch == self.roster.epoch:  # nobody came or went: every row still has its sequence
+            self.ledger.processed[plan.index] = plan.ends
+            index, rows, request_ids = plan.index, plan.rows, plan.request_ids
+            if values.size != rows.size:
+                index = rows = rows[plan.samples]
+                request_ids = request_ids[plan.samples]
+        else:
+            alive = state.ticket[plan.rows] == plan.tickets
+            self.ledger.processed[plan.rows[alive]] = plan.ends[alive]
+            sampled = alive[plan.samples]
+            values, logs = values[sampled], None if logs is None else logs[sampled]
+            index = rows = plan.rows[plan.samples & alive]
+            request_ids = state.request_ids[rows]
+        full, stopped = state.push(index, values)
+        if logs is not None:
+            state.push_logprobs(rows, logs)
+        return StepOutput(request_ids, values, self._finish(rows, full, stopped), logs)
+
+    def _finish(self, rows: IntArray, full: BoolArray, stopped: BoolArray | None) -> tuple[Finished, ...]:
+        """Ends the sequences in `rows` that are full or have stopped."""
+        ended = full if stopped is None else full | stopped
+        if not np.count_nonzero(ended):
+            return ()
+        which = np.flatnonzero(ended)
+        sequences = [self.roster.live[request_id] for request_id in self.rows.request_ids[rows[which]]]
+        hit = np.zeros(which.size, np.bool_) if stopped is None else stopped[which]
+        reasons = (FinishReason.STOP if stop else FinishReason.LENGTH for stop in hit.tolist())
+        return tuple(self.roster.end(sequence, reason) for sequence, reason in zip(sequences, reasons, strict=True))
 
     def abort(self, plan: StepPlan) -> None:
         """Ends a step that failed on the device: its sequences are preempted and computed anew, losing no token.
@@ -152,7 +185,7 @@ class Scheduler:
         alive = set(plan.rows[self.rows.ticket[plan.rows] == plan.tickets].tolist())
         for row in self.roster.running[::-1].tolist():
             if row in alive:
-                self.roster.preempt(row)
+                self.roster.preempt(row, recompute=True)
 
     def cancel(self, request_id: str) -> Finished:
         """Ends a request at any point, also while a step over it is in flight; returns what it had produced.
@@ -196,7 +229,41 @@ class Scheduler:
         Raises:
             InvariantViolation: names the invariant and the place.
         """
-        check_scheduler(self.allocator, self.tables, self.roster)
+        check_scheduler(self.ledger, self.roster)
+
+    def _schedule_decode(self) -> StepPlan | None:
+        """The next token of everybody, where that is all there is to do; None, and no change, where it is not."""
+        if self._admission.may_admit():
+            return None
+        roster, batch = self.roster, self._batch
+        known = batch is not None and batch.epoch == roster.epoch
+        if not (known and not self.allocator.steps_in_flight) and not self._all_decode():
+            return None
+        if batch is None or not known:
+            batch = DecodeBatch(self.rows, np.sort(roster.running), roster.epoch, self.tables.device)
+            self._batch = batch
+        return self._planner.one_token_each(batch)
+
+    def _all_decode(self) -> bool:
+        """Whether every running sequence can compute one token: none is amid its prompt or has its last on the way."""
+        rows = self.roster.running
+        return rows.size > 0 and not np.count_nonzero(self.rows.owed(rows) != 1)
+
+    def _schedule_mix(self) -> StepPlan | None:
+        """Chunks of prompts, admissions and preemptions beside the next tokens of the others."""
+        self._batch = None  # it counts along the longest context
+        self.ledger.trim(self.roster.running)
+        rows, counts, preempted, short = self._admission.secure(self._grant())
+        if self.roster.waiting and not short:
+            rows, counts = self._admission.admit(rows, counts)
+        chosen = counts > 0
+        if not chosen.any():
+            return None
+        rows, counts = rows[chosen], counts[chosen]
+        order = np.argsort(rows)
+        rows, counts = rows[order], counts[order]
+        self.ledger.advance(rows, counts)
+        return self._planner.any_mix(rows, counts, self.roster.epoch, preempted)
 
     def _grant(self) -> IntArray:
         """Query tokens for each running row within the budget, blocks aside: single tokens first, then prompts."""
@@ -207,44 +274,3 @@ class Scheduler:
         left = self.config.token_budget - int(owed.sum() - prompts.sum())
         before = np.cumsum(prompts) - prompts
         return np.where(owed > 1, np.clip(left - before, 0, prompts), owed)
-
-    def _secure_blocks(self, counts: IntArray) -> tuple[IntArray, IntArray, list[str], bool]:
-        """Preempts, or has rows sit out, until the free blocks suffice for `counts` more tokens of the running rows.
-
-        Returns rows, their counts, the requests preempted, and whether blocks were short.
-        """
-        preempted: list[str] = []
-        while True:
-            rows = self.roster.running
-            missing = self.tables.missing_blocks(rows, self.rows.num_scheduled[rows] + counts)
-            needed, free = int(missing.sum()), self.allocator.num_free
-            if needed <= free:
-                return rows, counts, preempted, bool(preempted)
-            if self.allocator.num_fenced:
-                counts = np.where((missing > 0) & (np.cumsum(missing) > free), 0, counts)
-                return rows, counts, preempted, True
-            if rows.size == 1:
-                raise PoolExhausted(needed, free, 0, self.allocator.num_reserved)
-            preempted.append(self.roster.preempt(int(rows[-1])))
-            counts = counts[:-1]
-
-    def _admit(self, rows: IntArray, counts: IntArray) -> tuple[IntArray, IntArray]:
-        """Takes requests from the queue while rows, budget and blocks last; returns rows and counts with theirs."""
-        scheduled = self.rows.num_scheduled[rows] + counts
-        promised = self.tables.missing_blocks(rows, np.maximum(scheduled, self.rows.num_tokens[rows]))
-        free = self.allocator.num_free - int(promised.sum())
-        left = self.config.token_budget - int(counts.sum())
-        chunks: list[int] = []
-        while self.roster.waiting and left > 0 and self.rows.has_free:
-            sequence = self.roster.waiting[0]
-            length = sequence.tokens.size
-            needed = blocks_for(min(length + 1, sequence.request.max_stored_tokens), self.tables.block_size)
-            alone = self.roster.running.size == 0
-            if needed > free - (0 if alone else self.config.watermark_blocks):
-                if alone and not self.allocator.steps_in_flight:
-                    raise PoolExhausted(needed, free, 0, self.allocator.num_reserved)
-                break
-            self.roster.enter()
-            chunks.append(min(left, length))
-            free, left = free - needed, left - chunks[-1]
-        return self.roster.running, np.concatenate((counts, np.array(chunks, np.int64)))

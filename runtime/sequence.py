@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from .arrays import IntArray
 from .errors import InvalidRequest
 from .sampling import SamplingParams
-from .validation import token_ids, whole_number
+from .validation import INT64_MAX, token_ids, whole_number
 
 MAX_STOP_TOKENS = 8  # columns of the stop table: it is compared with every sampled token at once
 
@@ -34,6 +37,9 @@ class Request:
         max_new_tokens: most tokens to generate, at least 1.
         sampling: how to choose them.
         stop_token_ids: tokens that end the output, at most 8.
+        n: samples to draw, which share the prompt's blocks. The first has this request's id, the others `id#1`,
+            `id#2` and so on, with seeds one, two and so on above its own.
+        logprobs: whether to return the log probability of each token under the model, temperature aside.
 
     Raises:
         InvalidRequest: empty prompt, a count below 1, a negative token, too many stop tokens, or a value of another
@@ -45,6 +51,8 @@ class Request:
     max_new_tokens: int
     sampling: SamplingParams = field(default_factory=SamplingParams)
     stop_token_ids: tuple[int, ...] = ()
+    n: int = 1
+    logprobs: bool = False
 
     def __post_init__(self) -> None:
         who = f"request {self.request_id!r}"
@@ -56,6 +64,7 @@ class Request:
             object.__setattr__(self, name, token_ids(who, name, getattr(self, name)))
         most = whole_number(f"{who} has max_new_tokens", self.max_new_tokens, 1, "most tokens to generate")
         object.__setattr__(self, "max_new_tokens", most)
+        object.__setattr__(self, "n", whole_number(f"{who} has n", self.n, 1, "samples to draw"))
         if not self.prompt:
             raise InvalidRequest(f"{who} has an empty prompt: give at least one token, such as the model's BOS")
         if len(self.stop_token_ids) > MAX_STOP_TOKENS:
@@ -80,6 +89,32 @@ class Request:
                     f"0 to {vocab_size - 1}"
                 )
 
+    def sample(self, number: int, seed: int | None) -> Request:
+        """The request for one of its samples."""
+        params = self.sampling
+        if seed is not None and params.temperature > 0:
+            params = replace(params, seed=(seed + number) & INT64_MAX)
+        request_id = f"{self.request_id}#{number}" if number else self.request_id
+        return self.with_changes(request_id=request_id, sampling=params, n=1)
+
+    def with_changes(self, **changes: Any) -> Request:
+        """A copy with other values, which must be valid: tokens are not looked at again, one by one."""
+        other = copy(self)
+        for name, value in changes.items():
+            object.__setattr__(other, name, value)
+        return other
+
+
+class Family:
+    """Sequences that descend from one request, and so may share blocks: samples, forks, beams.
+
+    Attributes:
+        members: the live ones.
+    """
+
+    def __init__(self) -> None:
+        self.members: list[Sequence] = []
+
 
 @dataclass(eq=False)
 class Sequence:
@@ -89,21 +124,58 @@ class Sequence:
         request: what was asked.
         seed: seed of its random numbers: the request's own, or one drawn when it was added.
         tokens: prompt and output so far, as of the last time it left a row.
+        family: others with which it may share blocks.
         row: its row while it runs, else -1.
         num_preemptions: times that it lost its row.
+        logprobs: fp32: log probabilities of the output so far, if asked for.
+        parked: where its K and V are in host memory, if they were swapped out.
     """
 
     request: Request
     seed: int
     tokens: IntArray
+    family: Family | None = None
     row: int = -1
     num_preemptions: int = 0
+    logprobs: npt.NDArray[np.float32] = field(default_factory=lambda: np.empty(0, np.float32))
+    parked: Parked | None = None
 
     @classmethod
-    def of(cls, request: Request) -> Sequence:
-        """A new sequence, not yet running."""
+    def of(cls, request: Request, family: Family | None = None, tokens: IntArray | None = None) -> Sequence:
+        """A new sequence, not yet running, with the prompt or with `tokens`."""
         seed = request.sampling.seed
-        return cls(request, secrets.randbits(63) if seed is None else seed, np.array(request.prompt, np.int64))
+        first = np.array(request.prompt, np.int64) if tokens is None else tokens
+        return cls(request, secrets.randbits(63) if seed is None else seed, first, family)
+
+    @property
+    def request_id(self) -> str:
+        """The caller's name for it."""
+        return self.request.request_id
+
+    @property
+    def prompt_len(self) -> int:
+        """Tokens that it began with."""
+        return len(self.request.prompt)
+
+    @property
+    def max_total_tokens(self) -> int:
+        """Prompt and longest output."""
+        return self.request.max_total_tokens
+
+
+@dataclass(frozen=True, eq=False)
+class Parked:
+    """K and V of a sequence that waits, in host memory.
+
+    Args:
+        host_blocks: int64: where, in the order of its tokens; the first ones may have been behind the window.
+        first_block: blocks before them that were given back.
+        num_tokens: tokens that they hold.
+    """
+
+    host_blocks: IntArray
+    first_block: int
+    num_tokens: int
 
 
 @dataclass(frozen=True)
@@ -114,10 +186,12 @@ class Finished:
         request_id: the caller's name.
         tokens: output, without the prompt; after `STOP` the last one is the stop token.
         reason: why it ended.
-        num_preemptions: times that it was computed anew because the pool was full.
+        num_preemptions: times that it lost its blocks because the pool was full.
+        logprobs: log probability of each token, if the request asked; NaN where the engine gave none.
     """
 
     request_id: str
     tokens: tuple[int, ...]
     reason: FinishReason
     num_preemptions: int
+    logprobs: tuple[float, ...] | None = None
