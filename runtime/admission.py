@@ -7,6 +7,7 @@ import numpy as np
 from .arrays import IntArray, blocks_for
 from .errors import PoolExhausted
 from .kv_ledger import KVLedger
+from .prefix_lease import PrefixMatch
 from .roster import ForkPoint, Roster
 from .sequence import Sequence
 
@@ -31,7 +32,7 @@ class Admission:
         head = roster.waiting[0]
         if head.family is not None or not roster.running.size:
             return True
-        return self._blocks_of(head, 0) + self._watermark <= self._allocator.num_free
+        return self._price(head)[0] + self._watermark <= self._available
 
     def secure(self, counts: IntArray) -> tuple[IntArray, IntArray, list[str], bool]:
         """Preempts, or has rows sit out, until the free blocks suffice for `counts` more tokens of the running rows.
@@ -43,7 +44,9 @@ class Admission:
         while True:
             rows = roster.running
             missing = self._ledger.demand(rows, counts)
-            needed, free = int(missing.sum()), allocator.num_free
+            needed = int(missing.sum())
+            self._make_room(needed, rows.size)  # and some more, so that the next steps need not ask
+            free = allocator.num_free
             if needed <= free:
                 return rows, counts, preempted, bool(preempted)
             if allocator.num_fenced:
@@ -59,7 +62,7 @@ class Admission:
         roster, state = self._roster, self._roster.rows
         scheduled = self._ledger.stored[rows]
         whole = np.maximum(scheduled + counts, state.num_tokens[rows]) - scheduled
-        free = self._allocator.num_free - int(self._ledger.demand(rows, whole).sum())
+        free = self._available - int(self._ledger.demand(rows, whole).sum())
         left = self._budget - int(counts.sum())
         chunks: list[int] = []
         while roster.waiting and left > 0 and roster.has_free_row:
@@ -67,17 +70,27 @@ class Admission:
             fork = roster.fork_point(sequence) if sequence.parked is None else None
             if fork is not None and fork.later:
                 break  # a step or two, and it shares what a relative is computing now
-            needed = self._blocks_of(sequence, fork.position if fork else 0)
             alone = roster.running.size == 0
-            if needed > free - (0 if alone else self._watermark):
+            spare = free - (0 if alone else self._watermark)
+            needed, match = self._price(sequence, fork, spare)
+            if needed > spare:
                 if alone and not self._allocator.steps_in_flight:
                     raise PoolExhausted(needed, free, 0, self._allocator.num_reserved)
                 break
+            if sequence.parked is not None and not self._make_room(sequence.parked.host_blocks.size):
+                break
             row = roster.enter(sequence)
-            self._bring(sequence, row, fork)
+            self._bring(sequence, row, fork, match)
             chunks.append(min(left, int(state.num_tokens[row] - self._ledger.stored[row])))
             free, left = free - needed, left - chunks[-1]
         return roster.running, np.concatenate((counts, np.array(chunks, np.int64)))
+
+    def settle(self, rows: IntArray, counts: IntArray) -> IntArray:
+        """Has the cache give up what `counts` more tokens need; rows whose blocks are fenced yet sit out the step."""
+        demand = self._ledger.demand(rows, counts)
+        if self._make_room(int(demand.sum())):
+            return counts
+        return np.where((demand > 0) & (np.cumsum(demand) > self._allocator.num_free), 0, counts)
 
     def enter_forked(self, sequence: Sequence) -> bool:
         """Gives a fork a row beside its relatives at once, if there is one and something to share."""
@@ -87,6 +100,38 @@ class Admission:
         self._bring(sequence, self._roster.enter(sequence), fork)
         return True
 
+    @property
+    def _available(self) -> int:
+        """Blocks that are free or can be."""
+        sharing = self._roster.sharing
+        return self._allocator.num_free + (0 if sharing is None else sharing.num_evictable)
+
+    def _make_room(self, needed: int, spare: int = 0) -> bool:
+        """Whether `needed` blocks are free, once the cache has given up what it must, and `spare` more then."""
+        sharing = self._roster.sharing
+        if sharing is not None:
+            sharing.make_room(needed, spare)
+        return needed <= self._allocator.num_free
+
+    def _price(
+        self, sequence: Sequence, fork: ForkPoint | None = None, most: int | None = None
+    ) -> tuple[int, PrefixMatch | None]:
+        """What a waiting sequence takes from the available blocks, and what the cache has for it.
+
+        Beside the blocks that it lacks, those of its prefix that could be evicted and then no longer can. A block
+        that is to be copied in part stays too, until it is copied: not worth it if that makes it more than `most`.
+        """
+        sharing = self._roster.sharing
+        match = sharing.match(sequence) if sharing is not None and fork is None else None
+        if sharing is None or match is None:
+            return self._blocks_of(sequence, fork.position if fork else 0), None
+        needed = self._blocks_of(sequence, match.num_tokens(sharing.cache.block_size)) + match.num_idle
+        if match.copy is not None:
+            if most is None or needed + 1 <= most:
+                return needed + 1, match
+            match = sharing.match(sequence, with_copy=False)
+        return needed, match
+
     def _blocks_of(self, sequence: Sequence, shared_tokens: int) -> int:
         """Blocks that a waiting sequence takes from the free ones: for all its tokens and the next one."""
         size = self._ledger.tables.block_size
@@ -94,13 +139,19 @@ class Admission:
         skipped = sequence.parked.first_block if sequence.parked else 0
         return blocks_for(most, size) - max(shared_tokens // size, skipped)
 
-    def _bring(self, sequence: Sequence, row: int, fork: ForkPoint | None) -> None:
+    def _bring(self, sequence: Sequence, row: int, fork: ForkPoint | None, match: PrefixMatch | None = None) -> None:
         """Gives a sequence that has just got a row what it need not compute."""
-        parked, swap = sequence.parked, self._roster.swap
+        parked, swap, sharing = sequence.parked, self._roster.swap, self._roster.sharing
         if parked is not None and swap is not None:
             blocks = self._allocator.allocate(parked.host_blocks.size)
             swap.load(parked.host_blocks, blocks)
             self._ledger.adopt(row, blocks, parked.num_tokens, parked.first_block)
             sequence.parked = None
+            if sharing is not None:
+                sharing.begin(row, sequence)
         elif fork is not None:
             self._ledger.fork(fork.row, row, fork.position)
+            if sharing is not None:
+                sharing.fork(fork.row, row, fork.position)
+        elif sharing is not None and match is not None:
+            sharing.bring(row, match)

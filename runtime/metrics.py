@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Where the blocks are and what the queue does; `free + referenced + fenced + reserved = num_blocks`.
+    """Where the blocks are and what the queue does; `free + referenced + cached + fenced + reserved = num_blocks`.
 
     Args:
         num_blocks, block_size: the pool.
         free, referenced, fenced, reserved: blocks in each state.
+        cached: blocks that only the prefix cache keeps, for later sequences.
         live_tokens: tokens of running sequences whose K and V are in the pool, or will be when the steps in
             flight have ended.
         running, waiting: requests.
@@ -26,6 +27,7 @@ class Snapshot:
     referenced: int
     fenced: int
     reserved: int
+    cached: int
     live_tokens: int
     running: int
     waiting: int

@@ -9,12 +9,21 @@ from ..kernels.problem import require_positive
 from .allocator import BlockAllocator
 from .arrays import IntArray
 from .errors import PoolExhausted
-from .prefix_events import NO_BLOCK, Event, EventLog, Evicted, Hit, Namespace, PrefixStatistics, Stored
+from .prefix_events import (
+    DEFAULT_NAMESPACE,
+    NO_BLOCK,
+    Event,
+    EventLog,
+    Evicted,
+    Hit,
+    Namespace,
+    PrefixStatistics,
+    Stored,
+)
 from .prefix_lease import Insertion, Lease, PrefixMatch
-from .prefix_node import TOKEN_BYTES, Node, Root, best_continuation, pack, walk
+from .prefix_node import TOKEN_BYTES, Node, Place, Root, best_continuation, pack, walk
 from .prefix_tree import PrefixTree
 
-DEFAULT_NAMESPACE = Namespace()
 _NONE = np.empty(0, np.int64)
 
 
@@ -111,10 +120,20 @@ class PrefixCache:
         self._count_query(match)
         return lease
 
-    def share(self, lease: Lease) -> Lease:
-        """A second lease on the same prefix, for a fork of its sequence."""
-        self._tree.lock(lease.node, None, is_pin=False)
-        return Lease(lease.node, lease.num_blocks)
+    def is_current(self, match: PrefixMatch) -> bool:
+        """Whether the cache is as it was when it gave this match."""
+        return match.version == self._tree.version
+
+    def share(self, lease: Lease, num_blocks: int) -> Lease:
+        """A second lease, on the first `num_blocks` blocks at most, for a fork of its sequence."""
+        node, start = lease.node, lease.num_blocks - lease.node.blocks.size
+        count = min(num_blocks, lease.num_blocks)
+        while start >= count and node.parent is not None:
+            node = node.parent
+            start -= node.blocks.size
+        node = self._tree.cut(Place(node, count - start, 0))
+        self._tree.lock(node, None, is_pin=False)
+        return Lease(node, count)
 
     def extend(self, lease: Lease, tokens: npt.ArrayLike, blocks: IntArray) -> Insertion:
         """Stores what a sequence has computed, and moves its lease to the end of it.
@@ -206,7 +225,7 @@ class PrefixCache:
         self._tree.check()
 
     def _take(self, match: PrefixMatch, is_pin: bool) -> Lease:
-        if match.version != self._tree.version:
+        if not self.is_current(match):
             raise ValueError("the prefix cache has changed since this match: call match again, then acquire at once")
         if match.place is None:
             node: Node = self._tree.roots.setdefault(match.namespace, Root(match.namespace))
@@ -226,7 +245,9 @@ class PrefixCache:
         lease.node = self._tree.grow(node, key, blocks, lease.is_pin)
 
     def _count_query(self, match: PrefixMatch) -> None:
-        found = match.blocks.size * self.block_size + match.copy_tokens
+        if match.num_queried == 0:
+            return
+        found = match.num_tokens(self.block_size)
         self.statistics.queries += 1
         self.statistics.queried_tokens += match.num_queried
         self.statistics.hit_tokens += found

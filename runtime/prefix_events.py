@@ -23,6 +23,9 @@ class Namespace:
     adapter: str = ""
 
 
+DEFAULT_NAMESPACE = Namespace()
+
+
 @dataclass(frozen=True, eq=False)
 class Stored:
     """Blocks entered the cache, behind `parent` (-1: at the start). `tokens` are theirs, int32 packed."""

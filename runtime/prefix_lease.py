@@ -31,6 +31,10 @@ class PrefixMatch:
     place: Place | None
     version: int
 
+    def num_tokens(self, block_size: int) -> int:
+        """Tokens that need not be computed."""
+        return self.blocks.size * block_size + self.copy_tokens
+
     @property
     def copy_block(self) -> int:
         """The block to copy from; -1 without one."""

@@ -11,6 +11,7 @@ import numpy as np
 from .arrays import IntArray, blocks_for
 from .errors import InvalidRequest, RequestFinished, UnknownRequest
 from .kv_ledger import KVLedger
+from .prefix_sharing import PrefixSharing
 from .rows import RunningRows
 from .sequence import Family, Finished, FinishReason, Parked, Request, Sequence
 from .swap import SwapSpace
@@ -43,6 +44,7 @@ class Roster:
     Attributes:
         rows: state of the running sequences by row.
         running: int64: rows in order of admission.
+        sharing: what leaving sequences leave their blocks in; None for nothing.
         waiting: sequences that do not run, next one first.
         live: every request added and not ended, by id.
         epoch: counts changes of who runs in which row.
@@ -52,6 +54,7 @@ class Roster:
     def __init__(self, ledger: KVLedger, swap: SwapSpace | None = None) -> None:
         tables = ledger.tables
         self._ledger, self.swap = ledger, swap
+        self.sharing: PrefixSharing | None = None
         self.rows = RunningRows(tables.max_num_seqs, tables.max_blocks * tables.block_size + 1, tables.stored)
         self.running = np.empty(0, np.int64)
         self.waiting: deque[Sequence] = deque()
@@ -218,6 +221,8 @@ class Roster:
 
     def _leave(self, sequence: Sequence) -> None:
         row = sequence.row
+        if self.sharing is not None:
+            self.sharing.leave(row)
         self.rows.vacate(sequence)
         self._ledger.release(row)
         self.running = self.running[self.running != row]

@@ -16,6 +16,8 @@ from .kv_ledger import KVLedger
 from .metrics import Snapshot
 from .plan import StepOutput, StepPlan, sampled_logprobs, sampled_tokens
 from .planner import DecodeBatch, Planner
+from .prefix_cache import PrefixCache
+from .prefix_sharing import PrefixSharing
 from .roster import Roster
 from .scheduler_check import check_scheduler
 from .sequence import Finished, FinishReason, Request
@@ -65,6 +67,7 @@ class Scheduler:
         tables: their tables; a row for each running sequence.
         config: how to batch.
         swap: host memory for sequences that are preempted; without it they are computed anew.
+        prefix_cache: keeps the blocks of sequences for later ones with the same prefix.
 
     Attributes:
         ledger: where the tokens of every row are.
@@ -80,6 +83,7 @@ class Scheduler:
         tables: BlockTables,
         config: SchedulerConfig | None = None,
         swap: SwapSpace | None = None,
+        prefix_cache: PrefixCache | None = None,
     ) -> None:
         self.allocator, self.tables, self.config = allocator, tables, config or SchedulerConfig()
         if self.config.token_budget < tables.max_num_seqs:
@@ -92,9 +96,20 @@ class Scheduler:
         self.ledger = KVLedger(allocator, tables, self.config.window)
         self.roster = Roster(self.ledger, swap)
         self.rows = self.roster.rows
+        self._pinned_most = 0
+        if prefix_cache is not None:
+            self._share(prefix_cache)
         self._admission = Admission(self.ledger, self.roster, self.config.token_budget, self.config.watermark_blocks)
         self._planner = Planner(self.rows, self.ledger, self.config.debug)
         self._batch: DecodeBatch | None = None
+
+    def _share(self, prefix_cache: PrefixCache) -> None:
+        if self.config.window is not None:
+            raise ValueError(
+                f"window={self.config.window}: blocks behind it are given back, so no prefix stays to share"
+            )
+        self.roster.sharing = PrefixSharing(prefix_cache, self.ledger, self.rows)
+        self._pinned_most = prefix_cache.max_pinned_blocks
 
     @property
     def has_work(self) -> bool:
@@ -111,7 +126,8 @@ class Scheduler:
         if self.config.vocab_size is not None:
             request.require_vocabulary(self.config.vocab_size)
         needed = blocks_for(request.max_stored_tokens, self.tables.block_size)
-        most = min(self.allocator.num_blocks - self.allocator.num_reserved, self.tables.max_blocks)
+        kept = self.allocator.num_reserved + self._pinned_most
+        most = min(self.allocator.num_blocks - kept, self.tables.max_blocks)
         if needed > most:
             raise RequestTooLarge(
                 f"request {request.request_id!r} stores up to {request.max_stored_tokens} tokens: {needed} blocks of "
@@ -159,6 +175,9 @@ class Scheduler:
             values, logs = values[sampled], None if logs is None else logs[sampled]
             index = rows = plan.rows[plan.samples & alive]
             request_ids = state.request_ids[rows]
+        if self.roster.sharing is not None and plan.num_decodes < plan.rows.size:
+            for row in plan.rows[(plan.query_lens > 1) & (state.ticket[plan.rows] == plan.tickets)].tolist():
+                self.roster.sharing.store(row)
         full, stopped = state.push(index, values)
         if logs is not None:
             state.push_logprobs(rows, logs)
@@ -207,12 +226,14 @@ class Scheduler:
 
     def snapshot(self) -> Snapshot:
         """Where the blocks are and what the queue does."""
-        allocator = self.allocator
+        allocator, sharing = self.allocator, self.roster.sharing
+        cached = 0 if sharing is None else sharing.num_evictable
         return Snapshot(
             num_blocks=allocator.num_blocks,
             block_size=self.tables.block_size,
             free=allocator.num_free,
-            referenced=allocator.num_referenced,
+            referenced=allocator.num_referenced - cached,
+            cached=cached,
             fenced=allocator.num_fenced,
             reserved=allocator.num_reserved,
             live_tokens=int(self.rows.num_scheduled.sum()),
@@ -256,6 +277,7 @@ class Scheduler:
         rows, counts, preempted, short = self._admission.secure(self._grant())
         if self.roster.waiting and not short:
             rows, counts = self._admission.admit(rows, counts)
+        counts = self._admission.settle(rows, counts)
         chosen = counts > 0
         if not chosen.any():
             return None

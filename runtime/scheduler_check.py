@@ -19,7 +19,11 @@ def check_scheduler(ledger: KVLedger, roster: Roster) -> None:
     """
     allocator, tables = ledger.allocator, ledger.tables
     tables.check()
-    allocator.check(tables.count_references(allocator.num_blocks) + ledger.pending_references)
+    references = tables.count_references(allocator.num_blocks) + ledger.pending_references
+    if roster.sharing is not None:
+        references += roster.sharing.references()
+        roster.sharing.check()
+    allocator.check(references)
     ledger.check()
     _check_rows(roster)
     _check_coverage(tables, roster)

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from .arrays import IntArray
 from .errors import InvalidRequest
+from .prefix_events import DEFAULT_NAMESPACE, Namespace
 from .sampling import SamplingParams
 from .validation import INT64_MAX, token_ids, whole_number
 
@@ -40,6 +41,7 @@ class Request:
         n: samples to draw, which share the prompt's blocks. The first has this request's id, the others `id#1`,
             `id#2` and so on, with seeds one, two and so on above its own.
         logprobs: whether to return the log probability of each token under the model, temperature aside.
+        namespace: within which a prefix cache shares its blocks; None shares nothing.
 
     Raises:
         InvalidRequest: empty prompt, a count below 1, a negative token, too many stop tokens, or a value of another
@@ -53,6 +55,7 @@ class Request:
     stop_token_ids: tuple[int, ...] = ()
     n: int = 1
     logprobs: bool = False
+    namespace: Namespace | None = DEFAULT_NAMESPACE
 
     def __post_init__(self) -> None:
         who = f"request {self.request_id!r}"

@@ -146,7 +146,7 @@ def test_a_forks_lease_keeps_the_prefix_when_the_parent_has_gone() -> None:
     pool = Pool()
     pool.serve(range(16))
     lease = pool.cache.acquire(match := pool.cache.match(range(9)))
-    fork = pool.cache.share(lease)
+    fork = pool.cache.share(lease, 2)
     pool.cache.release(lease)
     assert pool.cache.num_evictable == 2
     pool.cache.release(fork)

@@ -192,7 +192,7 @@ class PrefixMachine(RuleBasedStateMachine):
         whole = len(row.tokens) // BLOCK_SIZE
         self.allocator.add_reference(row.blocks[:whole])
         tokens = row.tokens[: whole * BLOCK_SIZE]
-        self.rows.append(Row(row.key, tokens, row.blocks[:whole], self.cache.share(row.lease), row.stored))
+        self.rows.append(Row(row.key, tokens, row.blocks[:whole], self.cache.share(row.lease, whole), row.stored))
 
     @precondition(lambda self: self.entries and len(self.pins) < MOST_PINS)
     @rule(tokens=tokens_of, namespace=st.sampled_from(NAMESPACES))
