@@ -9,13 +9,14 @@ from .allocator import BlockAllocator
 from .arrays import blocks_for
 from .block_tables import BlockTables
 from .errors import Invariant, InvariantViolation, PagedRuntimeError, RequestTooLarge
-from .metrics import Snapshot
+from .metrics import SequenceReport, Snapshot
 from .plan import StepOutput
-from .sampling import SamplingParams, sample
+from .sampling import SamplingParams, logprobs_of, sample
 from .scheduler import Scheduler, SchedulerConfig
 from .sequence import Finished, Request
 from .step_model import Forward, StepModel
 from .step_times import StepTimes
+from .swap import SwapSpace
 from .validation import token_ids
 
 __all__ = ["DecodeLoop", "Forward", "StepModel"]
@@ -31,6 +32,8 @@ class DecodeLoop:
         model: what runs the steps.
         watermark_blocks: see `SchedulerConfig`.
         debug: records what each step reads, for `check()`.
+        swap: host memory for preempted sequences; see `SwapSpace`.
+        window: see `SchedulerConfig`.
 
     Attributes:
         times: where the time of all steps went; replace it to measure a stretch of its own.
@@ -39,14 +42,21 @@ class DecodeLoop:
         CacheInUse: another loop has the model's cache.
     """
 
-    def __init__(self, model: StepModel, watermark_blocks: int = 0, debug: bool = False) -> None:
+    def __init__(
+        self,
+        model: StepModel,
+        watermark_blocks: int = 0,
+        debug: bool = False,
+        swap: SwapSpace | None = None,
+        window: int | None = None,
+    ) -> None:
         cache, limits = model.cache, model.limits
         self.model = model
         self.allocator = BlockAllocator(cache.num_blocks)
         max_blocks = blocks_for(limits.max_context_len, cache.block_size)
         self.tables = BlockTables(limits.max_num_seqs, max_blocks, cache.block_size, cache.device)
-        config = SchedulerConfig(limits.token_budget, watermark_blocks, model.vocab_size, debug)
-        self.scheduler = Scheduler(self.allocator, self.tables, config)
+        config = SchedulerConfig(limits.token_budget, watermark_blocks, model.vocab_size, debug, window)
+        self.scheduler = Scheduler(self.allocator, self.tables, config, swap)
         self.times = StepTimes()
         cache.claim(self)
 
@@ -82,7 +92,7 @@ class DecodeLoop:
         try:
             for request in requests:
                 self.add(request)
-                added.append(request.request_id)
+                added += request.sample_ids
         except BaseException:
             for request_id in added:
                 self.scheduler.cancel(request_id)
@@ -97,6 +107,18 @@ class DecodeLoop:
             UnknownRequest: there is none of this id.
         """
         return self.scheduler.cancel(request_id)
+
+    def fork(
+        self,
+        request_id: str,
+        new_id: str,
+        position: int | None = None,
+        tokens: Sequence[int] = (),
+        sampling: SamplingParams | None = None,
+        max_new_tokens: int | None = None,
+    ) -> None:
+        """Branches a new request off a live one; see `Scheduler.fork`."""
+        self.scheduler.fork(request_id, new_id, position, tokens, sampling, max_new_tokens)
 
     def close(self) -> None:
         """Cancels what is live and gives the cache up, for another loop over the same model; final.
@@ -120,7 +142,8 @@ class DecodeLoop:
         try:
             forward = self.model.forward(plan)
             tokens = sample(forward.logits, plan.sampling)
-            output = self.scheduler.commit(plan, tokens)
+            logprobs = logprobs_of(forward.logits, tokens) if plan.wants_logprobs else None
+            output = self.scheduler.commit(plan, tokens, logprobs)
         except BaseException:
             if plan.step in self.allocator.steps_in_flight:
                 self.scheduler.abort(plan)
@@ -158,14 +181,17 @@ class DecodeLoop:
         max_new_tokens: int,
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         stop_token_ids: Sequence[int] = (),
+        n: int = 1,
+        logprobs: bool = False,
     ) -> list[Finished]:
-        """Continues all of `prompts` and returns the results in their order.
+        """Continues all of `prompts` and returns the results in their order: the n samples of the first, and so on.
 
         Args:
             prompts: token ids, each at least one.
             max_new_tokens: most tokens to generate for each.
             sampling: for all, or one for each; greedy without.
             stop_token_ids: tokens that end an output.
+            n, logprobs: see `Request`.
 
         Raises:
             RequestTooLarge, InvalidRequest: a prompt is empty or too long, or a token unknown: nothing is queued.
@@ -175,14 +201,15 @@ class DecodeLoop:
         if len(each) != len(prompts):
             raise ValueError(f"{len(each)} sampling parameters for {len(prompts)} prompts: give one, or one each")
         stops = token_ids("generate", "stop_token_ids", stop_token_ids)
+        tokens = [token_ids("generate", f"prompt {i}", prompt) for i, prompt in enumerate(prompts)]
         requests = [
-            Request(f"generate-{i}", token_ids("generate", f"prompt {i}", prompt), max_new_tokens, params, stops)
-            for i, (prompt, params) in enumerate(zip(prompts, each, strict=True))
+            Request(f"generate-{i}", prompt, max_new_tokens, params, stops, n, logprobs)
+            for i, (prompt, params) in enumerate(zip(tokens, each, strict=True))
         ]
         return self.run(requests)
 
     def run(self, requests: Sequence[Request]) -> list[Finished]:
-        """Runs `requests` to their end and returns the results in their order.
+        """Runs `requests` to their end and returns the results in their order, all samples of each together.
 
         Raises:
             RequestTooLarge, InvalidRequest: as for `add_all`.
@@ -212,7 +239,11 @@ class DecodeLoop:
 
     def snapshot(self) -> Snapshot:
         """Where the blocks are and what the queue does."""
-        return self.scheduler.snapshot()
+        return self.scheduler.snapshot(self.model.cache.block_bytes)
+
+    def explain(self, request_id: str) -> SequenceReport:
+        """Where one live request is, what it holds, what it shares; raises as `cancel`."""
+        return self.scheduler.explain(request_id)
 
     def check(self, idle: bool = False) -> None:
         """Derives every invariant of scheduler, tables, allocator and pool anew.

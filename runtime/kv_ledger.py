@@ -253,7 +253,7 @@ class KVLedger:
             (column >= self.tables.num_blocks[rows])
             | (self._limit[rows] > (column + 1) * size)
             | (self._shift[rows] != (blocks - column) * size)
-            | (self.allocator.refcounts(np.maximum(blocks, 0)) != 1)
+            | (self.allocator.refcounts(np.maximum(blocks, 0)) - self.pending_references[blocks] != 1)
         )
         if wrong.size:
             row, block = int(rows[wrong[0]]), int(blocks[wrong[0]])

@@ -61,6 +61,7 @@ class ModelAttention:
         self._v = torch.zeros((tokens, heads, problem.head_dim_v), dtype=dtype, device=cache.device)
         self._slot_mapping = torch.full((tokens,), -1, dtype=torch.int64, device=cache.device)
         self._writer = PagedOp(Op.KV_WRITE, problem, cache.pool_format, dispatch, workspaces)
+        self._copier = PagedOp(Op.COPY_BLOCKS, problem, cache.pool_format, dispatch, workspaces)
         self._bound_writes: dict[int, list[Run]] = {}
         self._writes: list[Run] = []
         self._num_decodes = self._num_tokens = 0
@@ -75,12 +76,15 @@ class ModelAttention:
         for attention in dict.fromkeys(layer.attention for layer in self.layers):
             for bounds in (*decodes, *prefills):
                 attention.plan(bounds)
+        self._copier.plan(Bounds(1, 1))
         for padded in (1 << i for i in range(tokens.bit_length())):
             self._writer.plan(Bounds(padded, 1))
 
     def begin(self, plan: StepPlan) -> None:
-        """Takes over a step: its tables, lengths and slots. Call it before the layers of the step."""
+        """Takes over a step: its copies, tables, lengths and slots. Call it before the layers of the step."""
         start = perf_counter_ns()
+        if plan.copies is not None:
+            self._copy_blocks(plan.copies)
         tokens, decodes, seqs = plan.num_tokens, plan.num_decodes, len(plan.query_lens)
         self._num_decodes, self._num_tokens = decodes, tokens
         padded = bucket_of(Bounds(tokens, 1)).max_num_seqs
@@ -122,6 +126,13 @@ class ModelAttention:
         self.kernel_ns += ended - launched
         self.overhead_ns += launched - start + perf_counter_ns() - ended
         return out
+
+    def _copy_blocks(self, pairs: torch.Tensor) -> None:
+        """Gives forked sequences their own copies of blocks that they are about to write to, in every layer."""
+        planned = self._copier.plan(Bounds(1, 1))
+        for layer in range(self.cache.num_layers):
+            pools = {"k_cache": self.cache.k_cache(layer), "v_cache": self.cache.v_cache(layer)}
+            planned.bind({"block_pairs": pairs, **pools})()
 
     def _output(self) -> torch.Tensor:
         if self._num_decodes == self._num_tokens:

@@ -121,6 +121,16 @@ class Roster:
         count = int(self.rows.num_tokens[sequence.row])
         return self.rows.tokens[sequence.row, :count].astype(np.int64)
 
+    def share_logprobs(self, source: Sequence, fork: Sequence) -> None:
+        """Gives a fork the log probabilities of the output that it takes over; NaN for tokens of its own."""
+        logprobs = source.logprobs
+        if source.row >= 0 and self.rows.logprobs is not None:
+            logprobs = self.rows.logprobs[source.row, source.prompt_len : int(self.rows.num_tokens[source.row])]
+        count = fork.tokens.size - fork.prompt_len
+        fork.logprobs = np.full(count, np.nan, np.float32)
+        shared = min(count, logprobs.size) if fork.prompt_len == source.prompt_len else 0
+        fork.logprobs[:shared] = logprobs[:shared]
+
     def enter(self, sequence: Sequence) -> int:
         """Gives a sequence a row, and returns the row. If that fails, it still waits."""
         row = self.rows.admit(sequence)

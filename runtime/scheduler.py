@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,15 +14,17 @@ from .arrays import BoolArray, IntArray, blocks_for
 from .block_tables import BlockTables
 from .errors import RequestTooLarge
 from .kv_ledger import KVLedger
-from .metrics import Snapshot
+from .metrics import SequenceReport, Snapshot, report, take_snapshot
 from .plan import StepOutput, StepPlan, sampled_logprobs, sampled_tokens
 from .planner import DecodeBatch, Planner
 from .prefix_cache import PrefixCache
 from .prefix_sharing import PrefixSharing
 from .roster import Roster
+from .sampling import SamplingParams
 from .scheduler_check import check_scheduler
-from .sequence import Finished, FinishReason, Request
+from .sequence import Finished, FinishReason, Request, branch
 from .swap import SwapSpace
+from .validation import require_tokens
 
 
 @dataclass(frozen=True)
@@ -56,9 +59,11 @@ class Scheduler:
       prompts still lack and the watermark.
     - A request that could not finish with the whole pool to itself is refused when it is added. So the oldest
       running sequence can always go on, if need be alone: nothing can deadlock.
-    - When blocks run out, the most recently admitted sequence is preempted: it gives back its blocks, waits at the
-      head of the queue and is computed anew, its output so far included. While freed blocks are fenced, nothing
-      more is preempted, as that would free nothing sooner: sequences that lack a block sit out the step.
+    - When blocks run out, the most recently admitted sequence is preempted: it gives back its blocks and waits at the
+      head of the queue. What it had computed is kept in host memory or computed anew, whichever `SwapPolicy` finds
+      cheaper. While freed blocks are fenced, nothing more is preempted, as that would free nothing sooner:
+      sequences that lack a block sit out the step.
+    - Samples and forks of a request wait until the prompt that they share is processed, then branch off it.
 
     One or two steps may be in flight: `schedule`, launch, `schedule`, launch, `commit` the first, and so on.
 
@@ -125,6 +130,10 @@ class Scheduler:
         """
         if self.config.vocab_size is not None:
             request.require_vocabulary(self.config.vocab_size)
+        self._require_fits(request)
+        self.roster.add(request)
+
+    def _require_fits(self, request: Request) -> None:
         needed = blocks_for(request.max_stored_tokens, self.tables.block_size)
         kept = self.allocator.num_reserved + self._pinned_most
         most = min(self.allocator.num_blocks - kept, self.tables.max_blocks)
@@ -133,7 +142,6 @@ class Scheduler:
                 f"request {request.request_id!r} stores up to {request.max_stored_tokens} tokens: {needed} blocks of "
                 f"{self.tables.block_size}, and a sequence can have {most}. Shorten it or build a larger pool"
             )
-        self.roster.add(request)
 
     def schedule(self) -> StepPlan | None:
         """Plans and begins the next step. None if there is nothing to run, or nothing before a step is committed.
@@ -178,6 +186,8 @@ class Scheduler:
         if self.roster.sharing is not None and plan.num_decodes < plan.rows.size:
             for row in plan.rows[(plan.query_lens > 1) & (state.ticket[plan.rows] == plan.tickets)].tolist():
                 self.roster.sharing.store(row)
+        if self.config.window is not None and plan.bounds.max_query_len > 1:
+            self.ledger.trim(plan.rows[state.ticket[plan.rows] == plan.tickets])
         full, stopped = state.push(index, values)
         if logs is not None:
             state.push_logprobs(rows, logs)
@@ -215,6 +225,58 @@ class Scheduler:
         """
         return self.roster.end(self.roster.find(request_id), FinishReason.CANCELLED)
 
+    def fork(
+        self,
+        request_id: str,
+        new_id: str,
+        position: int | None = None,
+        tokens: Sequence[int] = (),
+        sampling: SamplingParams | None = None,
+        max_new_tokens: int | None = None,
+    ) -> None:
+        """Branches a new request off a live one: it shares the blocks of what both have in common.
+
+        A block that both still write to is copied when the first of them does. Where the original waits, or there is
+        no free row, the new one waits too, ahead of others, and shares what it can when it runs.
+
+        Args:
+            request_id: the live one.
+            new_id: of the new one.
+            position: how many of its tokens, prompt included, to take over; all without.
+            tokens: what goes on from there in the new one, such as the token of another beam. They count as output,
+                as do those taken over beyond the prompt.
+            sampling: of the new one; that of the live one without. Another seed makes another sample.
+            max_new_tokens: most tokens of output, those taken over included; that of the live one without.
+
+        Raises:
+            RequestFinished, UnknownRequest: as for `cancel`.
+            InvalidRequest: the id is in use, a position outside the tokens, a token outside the vocabulary, or
+                nothing is left to generate.
+            RequestTooLarge: it could not finish even if it had the pool to itself.
+        """
+        source = self.roster.find(request_id)
+        fork = branch(source, self.roster.tokens_of(source), new_id, position, tokens, sampling, max_new_tokens)
+        self.roster.require_unused(new_id)
+        if self.config.vocab_size is not None:
+            fork.request.require_vocabulary(self.config.vocab_size)
+            require_tokens(new_id, "tokens", fork.tokens, self.config.vocab_size)
+        self._require_fits(fork.request)
+        if fork.request.logprobs:
+            self.roster.share_logprobs(source, fork)
+        self.roster.register(fork)
+        if not self._admission.enter_forked(fork):
+            self.roster.waiting.appendleft(fork)
+
+    def cancel_all(self, request_id: str) -> tuple[Finished, ...]:
+        """Ends a request and every live sample or fork of it.
+
+        Raises:
+            RequestFinished, UnknownRequest: as for `cancel`.
+        """
+        sequence = self.roster.find(request_id)
+        members = [sequence] if sequence.family is None else list(sequence.family.members)
+        return tuple(self.roster.end(member, FinishReason.CANCELLED) for member in members)
+
     def preempt(self, request_id: str) -> None:
         """Takes the blocks of a running request; it is computed anew later. No effect on a waiting one.
 
@@ -224,25 +286,21 @@ class Scheduler:
         if (row := self.roster.find(request_id).row) >= 0:
             self.roster.preempt(row)
 
-    def snapshot(self) -> Snapshot:
-        """Where the blocks are and what the queue does."""
-        allocator, sharing = self.allocator, self.roster.sharing
-        cached = 0 if sharing is None else sharing.num_evictable
-        return Snapshot(
-            num_blocks=allocator.num_blocks,
-            block_size=self.tables.block_size,
-            free=allocator.num_free,
-            referenced=allocator.num_referenced - cached,
-            cached=cached,
-            fenced=allocator.num_fenced,
-            reserved=allocator.num_reserved,
-            live_tokens=int(self.rows.num_scheduled.sum()),
-            running=self.roster.running.size,
-            waiting=len(self.roster.waiting),
-            steps_in_flight=len(allocator.steps_in_flight),
-            preemptions=self.roster.num_preemptions,
-            finished=self.roster.num_finished,
-        )
+    def snapshot(self, block_bytes: int | None = None) -> Snapshot:
+        """Where the blocks are and what the queue does.
+
+        Args:
+            block_bytes: bytes of one block, `KVCache.block_bytes`: for sizes in bytes.
+        """
+        return take_snapshot(self.ledger, self.roster, block_bytes)
+
+    def explain(self, request_id: str) -> SequenceReport:
+        """Where one live request is, what it holds, what it shares, and what it waits for.
+
+        Raises:
+            RequestFinished, UnknownRequest: as for `cancel`.
+        """
+        return report(self.ledger, self.roster, self.roster.find(request_id))
 
     def check(self) -> None:
         """Derives every invariant of scheduler, tables and allocator anew.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterable
 from copy import copy
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -15,7 +16,7 @@ from .arrays import IntArray
 from .errors import InvalidRequest
 from .prefix_events import DEFAULT_NAMESPACE, Namespace
 from .sampling import SamplingParams
-from .validation import INT64_MAX, token_ids, whole_number
+from .validation import INT64_MAX, require_tokens, token_ids, whole_number
 
 MAX_STOP_TOKENS = 8  # columns of the stop table: it is compared with every sampled token at once
 
@@ -83,22 +84,22 @@ class Request:
         """Most tokens whose K and V are ever stored: the last sampled token is not fed back."""
         return self.max_total_tokens - 1
 
+    @property
+    def sample_ids(self) -> tuple[str, ...]:
+        """Ids of its samples."""
+        return (self.request_id, *(f"{self.request_id}#{number}" for number in range(1, self.n)))
+
     def require_vocabulary(self, vocab_size: int) -> None:
         """Raises InvalidRequest if a prompt or stop token is outside the vocabulary."""
         for name, tokens in (("prompt", self.prompt), ("stop_token_ids", self.stop_token_ids)):
-            if tokens and max(tokens) >= vocab_size:
-                raise InvalidRequest(
-                    f"request {self.request_id!r} has token {max(tokens)} in {name}: the vocabulary has ids "
-                    f"0 to {vocab_size - 1}"
-                )
+            require_tokens(self.request_id, name, tokens, vocab_size)
 
     def sample(self, number: int, seed: int | None) -> Request:
         """The request for one of its samples."""
         params = self.sampling
         if seed is not None and params.temperature > 0:
             params = replace(params, seed=(seed + number) & INT64_MAX)
-        request_id = f"{self.request_id}#{number}" if number else self.request_id
-        return self.with_changes(request_id=request_id, sampling=params, n=1)
+        return self.with_changes(request_id=self.sample_ids[number], sampling=params, n=1)
 
     def with_changes(self, **changes: Any) -> Request:
         """A copy with other values, which must be valid: tokens are not looked at again, one by one."""
@@ -198,3 +199,39 @@ class Finished:
     reason: FinishReason
     num_preemptions: int
     logprobs: tuple[float, ...] | None = None
+
+
+def branch(
+    source: Sequence,
+    known: IntArray,
+    new_id: str,
+    position: int | None,
+    tokens: Iterable[int],
+    sampling: SamplingParams | None,
+    max_new_tokens: int | None,
+) -> Sequence:
+    """A new sequence with the first `position` of the `known` tokens of `source`, and `tokens` after them.
+
+    Raises:
+        InvalidRequest: see `Scheduler.fork`.
+    """
+    who = f"fork {new_id!r} of {source.request_id!r}"
+    position = known.size if position is None else whole_number(f"{who} has position", position, 1, "tokens to share")
+    if position > known.size:
+        raise InvalidRequest(f"{who} has position={position}: {known.size} tokens are known")
+    more = token_ids(who, "tokens", tokens)
+    prompt = source.request.prompt[:position]
+    most = source.request.max_new_tokens if max_new_tokens is None else max_new_tokens
+    request = Request(
+        new_id, prompt, most, sampling or source.request.sampling, source.request.stop_token_ids,
+        logprobs=source.request.logprobs,
+    )  # fmt: skip
+    if position + len(more) >= request.max_total_tokens:
+        raise InvalidRequest(
+            f"{who} begins with {position + len(more) - len(prompt)} tokens of output and may have "
+            f"{request.max_new_tokens}: nothing is left to generate"
+        )
+    if source.family is None:
+        source.family = Family()
+        source.family.members.append(source)
+    return Sequence.of(request, source.family, np.concatenate((known[:position], np.array(more, np.int64))))

@@ -60,6 +60,15 @@ def token_ids(who: str, name: str, values: Any) -> tuple[int, ...]:
     return tuple(_token(who, name, value) for value in values)
 
 
+def require_tokens(request_id: str, name: str, tokens: Any, vocab_size: int) -> None:
+    """Raises InvalidRequest if one of `tokens` is outside the vocabulary."""
+    largest = max(tokens, default=0)
+    if largest >= vocab_size:
+        raise InvalidRequest(
+            f"request {request_id!r} has token {largest} in {name}: the vocabulary has ids 0 to {vocab_size - 1}"
+        )
+
+
 def _token(who: str, name: str, value: Any) -> int:
     number = _index(value)
     if number is None:

@@ -42,7 +42,7 @@ class Quantiles:
     def of(cls, samples: list[int], each: int = 1) -> Quantiles:
         """Of samples that each cover `each` operations."""
         values = np.sort(np.array(samples)) / each
-        return cls(*np.quantile(values, (0.5, 0.99)).tolist(), float(values[-1]))
+        return cls(float(np.quantile(values, 0.5)), float(np.quantile(values, 0.99)), float(values[-1]))
 
     def micros(self) -> str:
         """As a line of a table."""

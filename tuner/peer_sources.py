@@ -50,7 +50,17 @@ def fetch(source: PeerSource, folder: Path) -> Path:
     wheels.mkdir(parents=True, exist_ok=True)
     name = source.requirement.split("==")[0].replace("-", "_")
     if not list(wheels.glob(f"{name}-{source.requirement.split('==')[1]}-*.whl")):
-        command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--dest", str(wheels), source.requirement]
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "-q",
+            "--no-deps",
+            "--dest",
+            str(wheels),
+            source.requirement,
+        ]
         result = subprocess.run(command, capture_output=True, text=True, check=False)
         if result.returncode:
             tail = "\n".join(result.stderr.splitlines()[-3:])
@@ -88,7 +98,9 @@ class _StandInType(type):
 
 
 def _stand_in(name: str) -> _StandInType:
-    return _StandInType(name, (), {"__getattr__": lambda self, each: _silent, "__class_getitem__": lambda each: _stand_in("item")})
+    return _StandInType(
+        name, (), {"__getattr__": lambda self, each: _silent, "__class_getitem__": lambda each: _stand_in("item")}
+    )
 
 
 def _silent(*args: Any, **kwargs: Any) -> None:
@@ -121,7 +133,7 @@ class PeerFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:
         """See `importlib.abc.MetaPathFinder`."""
-        if fullname.split(".")[0] != self._source.package:
+        if fullname.split(".", maxsplit=1)[0] != self._source.package:
             return None
         if fullname not in self._source.modules:
             return importlib.machinery.ModuleSpec(fullname, self, is_package=True)

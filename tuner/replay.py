@@ -142,9 +142,7 @@ class _Replay:
         assert settings.num_blocks is not None
         self.trace, self.settings, self.on_step = trace, settings, on_step
         self.allocator = BlockAllocator(settings.num_blocks)
-        tables = BlockTables(
-            settings.max_num_seqs, blocks_for(trace.longest, settings.block_size), settings.block_size
-        )
+        tables = BlockTables(settings.max_num_seqs, blocks_for(trace.longest, settings.block_size), settings.block_size)
         self.cache = PrefixCache(self.allocator, settings.block_size) if settings.prefix_cache else None
         config = SchedulerConfig(settings.token_budget, debug=settings.check_every > 0)
         self.scheduler = Scheduler(self.allocator, tables, config, prefix_cache=self.cache)
@@ -202,13 +200,14 @@ class _Replay:
 
     def _measure(self, plan: StepPlan) -> None:
         """Notes what the step uses, and lets the time pass that it takes."""
-        snapshot, settings = self.scheduler.snapshot(), self.settings
+        settings, allocator = self.settings, self.allocator
+        stored = int(self.scheduler.ledger.stored.sum())
+        named = allocator.num_referenced - (self.cache.num_evictable if self.cache else 0)
         self.tokens += plan.num_tokens
-        self.running.append(snapshot.running)
-        self.named.append(snapshot.referenced / snapshot.num_blocks)
-        self.filled.append(snapshot.utilisation)
-        self.now += settings.step_s + settings.token_s * plan.num_tokens
-        self.now += settings.context_token_s * snapshot.live_tokens
+        self.running.append(self.scheduler.roster.running.size)
+        self.named.append(named / allocator.num_blocks)
+        self.filled.append(stored / (named * settings.block_size))
+        self.now += settings.step_s + settings.token_s * plan.num_tokens + settings.context_token_s * stored
 
     def _idle(self) -> None:
         """Nothing runs: the time of the next arrival comes.

@@ -27,15 +27,17 @@ from ..errors import (
 )
 from ..explanation import Explanation
 from ..kv_cache import KVCache
+from ..kv_ledger import KVLedger
 from ..launch_group import LayerAttention
 from ..limits import BatchLimits
-from ..metrics import Snapshot
+from ..metrics import PoolBytes, SequenceReport, Snapshot
 from ..model_attention import ModelAttention
 from ..plan import StepOutput, StepPlan
 from ..sampling import SamplingParams
 from ..scheduler import Scheduler, SchedulerConfig
 from ..sequence import Finished, FinishReason, Request
 from ..step_times import StepTimes
+from ..swap import HostPool, Preemption, SwapPolicy, SwapSpace, copy_blocks
 from .calibrate import calibrate
 from .integrity import PackageError
 from .package import Package, load
@@ -55,9 +57,11 @@ __all__ = [
     "FinishReason",
     "Finished",
     "Forward",
+    "HostPool",
     "InvalidRequest",
     "InvariantViolation",
     "KVCache",
+    "KVLedger",
     "LayerAttention",
     "Layout",
     "ModelAttention",
@@ -68,8 +72,10 @@ __all__ = [
     "PagedOp",
     "PagedRuntimeError",
     "PagedTransformer",
+    "PoolBytes",
     "PoolExhausted",
     "PoolFormat",
+    "Preemption",
     "Problem",
     "Request",
     "RequestFinished",
@@ -78,15 +84,19 @@ __all__ = [
     "ScaleKind",
     "Scheduler",
     "SchedulerConfig",
+    "SequenceReport",
     "Snapshot",
     "StepModel",
     "StepOutput",
     "StepPlan",
     "StepTimes",
+    "SwapPolicy",
+    "SwapSpace",
     "UnknownRequest",
     "UnsupportedModel",
     "Workspaces",
     "calibrate",
+    "copy_blocks",
     "load",
     "problem_of_config",
 ]

@@ -17,6 +17,7 @@ from pagedtune.runtime.kv_cache import KVCache
 from pagedtune.runtime.limits import BatchLimits
 from pagedtune.runtime.plan import StepPlan
 from pagedtune.runtime.step_model import Forward
+from pagedtune.runtime.swap import copy_blocks
 
 VOCAB = 101
 
@@ -64,6 +65,8 @@ class ToyModel:
         self.passes += 1
         assert plan.num_tokens <= self.limits.token_budget
         assert len(plan.rows) <= self.limits.max_num_seqs
+        if plan.copies is not None:
+            copy_blocks(self.cache, plan.copies)
         self._slots[plan.slot_mapping] = plan.input_ids.float()
         if self.passes in self.fail_at:
             raise FloatingPointError(f"pass {self.passes} fails as it was told to")
