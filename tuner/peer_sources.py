@@ -1,8 +1,8 @@
 """Single source files of other packages, imported without the packages: their own imports are stubbed.
 
-The block managers of serving engines are plain Python, but importing them imports the engine, a GPU stack and a compiled
-extension. So the files named are executed as they are, from the wheel that PyPI has, and whatever else they import from
-their own package becomes an empty stand-in. What is measured is their code; what is stubbed is named in the report.
+The block managers of serving engines are plain Python, but importing them imports the engine, a GPU stack and
+compiled extensions. So the files named are executed as they are, from the wheel that PyPI has, and whatever else they
+import from their own package becomes an empty stand-in. What is measured is their code; what is stubbed is named.
 """
 
 from __future__ import annotations
@@ -78,9 +78,7 @@ class _StandInType(type):
     """A class of which every attribute is another stand-in."""
 
     def __getattr__(cls, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return _stand_in(name)
+        return _add_stand_in(cls, name)
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         if len(args) == 1 and callable(args[0]) and not kwargs:
@@ -103,17 +101,24 @@ def _stand_in(name: str) -> _StandInType:
     )
 
 
+def _add_stand_in(owner: Any, name: str) -> _StandInType:
+    """A stand-in that `owner` keeps, so that reading it again costs what reading the real one does."""
+    if name.startswith("__"):
+        raise AttributeError(name)
+    made = _stand_in(name)
+    setattr(owner, name, made)
+    return made
+
+
 def _silent(*args: Any, **kwargs: Any) -> None:
     """What every method of a stand-in does."""
 
 
 class _StandInModule(ModuleType):
-    __path__: list[str] = []
+    """A module in which every name is a stand-in. Import its submodules by `import_module`, not from it."""
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return _stand_in(name)
+        return _add_stand_in(self, name)
 
 
 class PeerFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
