@@ -28,12 +28,14 @@ class TraceRequest:
         prompt_len, output_len: tokens, at least 1 each.
         hash_ids: for each 512 tokens of the prompt, the last ones included, a number that equal prefixes share;
             empty where unknown: the prompt then shares nothing.
+        hash_tokens: what a hash id stands for, if not 512.
     """
 
     arrival_s: float
     prompt_len: int
     output_len: int
     hash_ids: tuple[int, ...] = ()
+    hash_tokens: int = MOONCAKE_BLOCK
 
     @property
     def total_len(self) -> int:
@@ -48,7 +50,7 @@ class TraceRequest:
         """
         if self.hash_ids:
             ids = np.asarray(self.hash_ids, np.int64)
-            return (ids[:, None] * MOONCAKE_BLOCK + np.arange(MOONCAKE_BLOCK)).ravel()[: self.prompt_len]
+            return (ids[:, None] * self.hash_tokens + np.arange(self.hash_tokens)).ravel()[: self.prompt_len]
         tokens = np.arange(self.prompt_len, dtype=np.int64)
         tokens[0] = number
         return tokens
@@ -69,6 +71,16 @@ class Trace:
     def first(self, count: int | None) -> Trace:
         """The first `count` requests; all with None."""
         return self if count is None else Trace(self.name, self.requests[:count])
+
+    def scaled(self, factor: int) -> Trace:
+        """All lengths divided by `factor`, a divisor of 512, and rounded up: the same shape for a quick replay."""
+        scaled = (
+            TraceRequest(
+                r.arrival_s, -(-r.prompt_len // factor), -(-r.output_len // factor), r.hash_ids, r.hash_tokens // factor
+            )
+            for r in self.requests
+        )
+        return Trace(f"{self.name} / {factor}", tuple(scaled))
 
     @property
     def longest(self) -> int:
