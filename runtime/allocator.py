@@ -98,6 +98,11 @@ class BlockAllocator:
         """Numbers of the steps begun and not ended, oldest first."""
         return self._fences.in_flight
 
+    @property
+    def last_step(self) -> int:
+        """Number of the newest step begun, in flight or ended; 0 before the first."""
+        return self._fences.last_number
+
     def refcounts(self, blocks: Any) -> IntArray:
         """References of each of `blocks`."""
         counts: IntArray = np.maximum(self._refcount[self._ids(blocks)], 0)

@@ -45,6 +45,11 @@ class StepFences:
         """Numbers of the steps in flight, oldest first."""
         return tuple(step.number for step in self._steps)
 
+    @property
+    def last_number(self) -> int:
+        """Number of the newest step begun; 0 before the first."""
+        return self._last_number
+
     def __bool__(self) -> bool:
         return bool(self._steps)
 

@@ -192,6 +192,8 @@ class Roster:
         assert self.swap is not None
         ledger = self._ledger
         count = min(int(ledger.processed[row]), int(self.rows.num_tokens[row]) - 1)
+        if not ledger.can_fork(row, count):
+            return None  # a query from there would see blocks that were given back
         first = int(ledger.tables.first_block[row])
         blocks = ledger.tables.blocks_of(row)[: max(blocks_for(count, ledger.tables.block_size) - first, 0)]
         host_blocks = self.swap.try_save(blocks, count) if blocks.size else None

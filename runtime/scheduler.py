@@ -152,17 +152,16 @@ class Scheduler:
         """
         values = sampled_tokens(plan, tokens, self.config.vocab_size)
         logs = None if logprobs is None else sampled_logprobs(plan, logprobs)
-        self.allocator.end_step(plan.step)
         state = self.rows
         if plan.epoch == self.roster.epoch:  # nobody came or went: every row still has its sequence
-            self.ledger.processed[plan.index] = plan.ends
+            self.ledger.finish_step(plan.step, plan.index, plan.ends)
             index, rows, request_ids = plan.index, plan.rows, plan.request_ids
             if values.size != rows.size:
                 index = rows = rows[plan.samples]
                 request_ids = request_ids[plan.samples]
         else:
             alive = state.ticket[plan.rows] == plan.tickets
-            self.ledger.processed[plan.rows[alive]] = plan.ends[alive]
+            self.ledger.finish_step(plan.step, plan.rows[alive], plan.ends[alive])
             sampled = alive[plan.samples]
             values, logs = values[sampled], None if logs is None else logs[sampled]
             index = rows = plan.rows[plan.samples & alive]
