@@ -217,8 +217,7 @@ class Roster:
             self.unpark(sequence)
         request_id = sequence.request_id
         del self.live[request_id]
-        if sequence.family is not None:
-            sequence.family.members.remove(sequence)
+        self._forget_relative(sequence)
         self._ended.pop(request_id, None)
         self._ended[request_id] = reason
         if len(self._ended) > REMEMBERED:
@@ -227,6 +226,10 @@ class Roster:
         output = tuple(sequence.tokens[sequence.prompt_len :].tolist())
         logprobs = tuple(sequence.logprobs.tolist()) if sequence.request.logprobs else None
         return Finished(request_id, output, reason, sequence.num_preemptions, logprobs)
+
+    def _forget_relative(self, sequence: Sequence) -> None:
+        if sequence.family is not None:
+            sequence.family.members.remove(sequence)
 
     def _leave(self, sequence: Sequence) -> None:
         row = sequence.row
