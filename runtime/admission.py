@@ -39,16 +39,19 @@ class Admission:
         Returns rows, their counts, the requests preempted, and whether blocks were short.
         """
         preempted: list[str] = []
+        sits_out = False
         roster, allocator = self._roster, self._allocator
         while True:
             rows = roster.running
             missing = self._ledger.demand(rows, counts)
             needed, free = int(missing.sum()), allocator.num_free
             if needed <= free:
-                return rows, counts, preempted, bool(preempted)
+                return rows, counts, preempted, sits_out or bool(preempted)
             if allocator.num_fenced:
+                # Once more: who shares a block with one that sits out may now be the one that has to copy it.
                 counts = np.where((missing > 0) & (np.cumsum(missing) > free), 0, counts)
-                return rows, counts, preempted, True
+                sits_out = True
+                continue
             if rows.size == 1:
                 raise PoolExhausted(needed, free, 0, allocator.num_reserved)
             preempted.append(roster.preempt(int(rows[-1])))

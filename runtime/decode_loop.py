@@ -120,6 +120,10 @@ class DecodeLoop:
         """Branches a new request off a live one; see `Scheduler.fork`."""
         self.scheduler.fork(request_id, new_id, position, tokens, sampling, max_new_tokens)
 
+    def speculate(self, request_id: str, tokens: Sequence[int]) -> None:
+        """Guesses the next tokens of a running request, for the next step to verify; see `Scheduler.speculate`."""
+        self.scheduler.speculate(request_id, tokens)
+
     def close(self) -> None:
         """Cancels what is live and gives the cache up, for another loop over the same model; final.
 

@@ -76,7 +76,9 @@ class Device:
         inputs[unknown] = self.last[np.repeat(plan.rows, plan.query_lens)[unknown]]
         self.slots.reshape(-1)[plan.slot_mapping.numpy()] = inputs
         sampled = inputs[plan.sample_index.numpy()] + 1
-        self.last[plan.rows[plan.samples]] = sampled
+        counts = plan.samples.astype(int) if plan.num_samples is None else plan.num_samples
+        ends = np.cumsum(counts)[plan.samples] - 1
+        self.last[plan.rows[plan.samples]] = sampled[ends]
         return np.asarray(sampled, np.int64)
 
 
@@ -114,7 +116,7 @@ class SchedulerModel:
         return [
             self.add, self.add, self.add_samples, self.schedule, self.schedule, self.schedule, self.schedule,
             self.commit, self.commit, self.commit, self.abort, self.cancel, self.preempt, self.fork, self.fork,
-            self.cancel_all,
+            self.cancel_all, self.speculate, self.speculate,
         ]  # fmt: skip
 
     def live(self) -> list[str]:
@@ -171,6 +173,14 @@ class SchedulerModel:
             expected = Expected(tokens, prompt_len, expected.output[:cut], FinishReason.STOP)
         self.expected[name] = expected
 
+    def speculate(self, choose: random.Random) -> None:
+        """Right for a while, then wrong."""
+        for name in self.live():
+            if choose.random() < 0.5:
+                known = self.scheduler.roster.tokens_of(self.scheduler.roster.find(name)).size
+                right = self.expected[name].tokens[known : known + choose.randint(0, 4)]
+                self.scheduler.speculate(name, right + [5] * choose.randint(0, 2))
+
     def schedule(self, choose: random.Random) -> None:
         if len(self.flight) == MAX_STEPS_IN_FLIGHT:
             return
@@ -190,7 +200,8 @@ class SchedulerModel:
         for i, name in enumerate(flight.plan.request_ids):
             if name in flight.spoiled:
                 continue
-            first, end, table = flight.first_seen[i], flight.context_lens[i], flight.tables[i]
+            first, table, counts = flight.first_seen[i], flight.tables[i], flight.plan.num_samples
+            end = flight.context_lens[i] - (0 if counts is None else max(int(counts[i]) - 1, 0))  # drafts may be wrong
             found = [int(self.device.slots[table[p // BLOCK_SIZE], p % BLOCK_SIZE]) for p in range(first, end)]
             assert found == self.expected[name].tokens[first:end], f"{name} in step {flight.plan.step}"
 
