@@ -40,18 +40,21 @@ class Admission:
         Returns rows, their counts, the requests preempted, and whether blocks were short.
         """
         preempted: list[str] = []
+        sits_out = False
         roster, allocator = self._roster, self._allocator
         while True:
             rows = roster.running
             missing = self._ledger.demand(rows, counts)
             needed = int(missing.sum())
-            self._make_room(needed, rows.size)  # and some more, so that the next steps need not ask
+            self.make_room(needed, rows.size)  # and some more, so that the next steps need not ask
             free = allocator.num_free
             if needed <= free:
-                return rows, counts, preempted, bool(preempted)
+                return rows, counts, preempted, sits_out or bool(preempted)
             if allocator.num_fenced:
+                # Once more: who shares a block with one that sits out may now be the one that has to copy it.
                 counts = np.where((missing > 0) & (np.cumsum(missing) > free), 0, counts)
-                return rows, counts, preempted, True
+                sits_out = True
+                continue
             if rows.size == 1:
                 raise PoolExhausted(needed, free, 0, allocator.num_reserved)
             preempted.append(roster.preempt(int(rows[-1])))
@@ -77,7 +80,7 @@ class Admission:
                 if alone and not self._allocator.steps_in_flight:
                     raise PoolExhausted(needed, free, 0, self._allocator.num_reserved)
                 break
-            if sequence.parked is not None and not self._make_room(sequence.parked.host_blocks.size):
+            if sequence.parked is not None and not self.make_room(sequence.parked.host_blocks.size):
                 break
             row = roster.enter(sequence)
             self._bring(sequence, row, fork, match)
@@ -88,7 +91,7 @@ class Admission:
     def settle(self, rows: IntArray, counts: IntArray) -> IntArray:
         """Has the cache give up what `counts` more tokens need; rows whose blocks are fenced yet sit out the step."""
         demand = self._ledger.demand(rows, counts)
-        if self._make_room(int(demand.sum())):
+        if self.make_room(int(demand.sum())):
             return counts
         return np.where((demand > 0) & (np.cumsum(demand) > self._allocator.num_free), 0, counts)
 
@@ -106,7 +109,7 @@ class Admission:
         sharing = self._roster.sharing
         return self._allocator.num_free + (0 if sharing is None else sharing.num_evictable)
 
-    def _make_room(self, needed: int, spare: int = 0) -> bool:
+    def make_room(self, needed: int, spare: int = 0) -> bool:
         """Whether `needed` blocks are free, once the cache has given up what it must, and `spare` more then."""
         sharing = self._roster.sharing
         if sharing is not None:

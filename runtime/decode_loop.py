@@ -11,6 +11,7 @@ from .block_tables import BlockTables
 from .errors import Invariant, InvariantViolation, PagedRuntimeError, RequestTooLarge
 from .metrics import SequenceReport, Snapshot
 from .plan import StepOutput
+from .prefix_cache import PrefixCache
 from .sampling import SamplingParams, logprobs_of, sample
 from .scheduler import Scheduler, SchedulerConfig
 from .sequence import Finished, Request
@@ -34,6 +35,7 @@ class DecodeLoop:
         debug: records what each step reads, for `check()`.
         swap: host memory for preempted sequences; see `SwapSpace`.
         window: see `SchedulerConfig`.
+        prefix_cache: keeps the blocks of sequences for later ones with the same prefix and namespace.
 
     Attributes:
         times: where the time of all steps went; replace it to measure a stretch of its own.
@@ -49,6 +51,7 @@ class DecodeLoop:
         debug: bool = False,
         swap: SwapSpace | None = None,
         window: int | None = None,
+        prefix_cache: bool = False,
     ) -> None:
         cache, limits = model.cache, model.limits
         self.model = model
@@ -56,7 +59,8 @@ class DecodeLoop:
         max_blocks = blocks_for(limits.max_context_len, cache.block_size)
         self.tables = BlockTables(limits.max_num_seqs, max_blocks, cache.block_size, cache.device)
         config = SchedulerConfig(limits.token_budget, watermark_blocks, model.vocab_size, debug, window)
-        self.scheduler = Scheduler(self.allocator, self.tables, config, swap)
+        self.prefix_cache = PrefixCache(self.allocator, cache.block_size) if prefix_cache else None
+        self.scheduler = Scheduler(self.allocator, self.tables, config, swap, self.prefix_cache)
         self.times = StepTimes()
         cache.claim(self)
 
@@ -119,6 +123,10 @@ class DecodeLoop:
     ) -> None:
         """Branches a new request off a live one; see `Scheduler.fork`."""
         self.scheduler.fork(request_id, new_id, position, tokens, sampling, max_new_tokens)
+
+    def speculate(self, request_id: str, tokens: Sequence[int]) -> None:
+        """Guesses the next tokens of a running request, for the next step to verify; see `Scheduler.speculate`."""
+        self.scheduler.speculate(request_id, tokens)
 
     def close(self) -> None:
         """Cancels what is live and gives the cache up, for another loop over the same model; final.
@@ -256,6 +264,9 @@ class DecodeLoop:
         """
         self.scheduler.check()
         self.model.cache.check()
-        if idle and (self.has_work or self.allocator.num_free != self.allocator.num_blocks):
-            detail = f"{self.allocator.num_free} of {self.allocator.num_blocks} blocks are free, and all should be"
+        cached = 0 if self.prefix_cache is None else self.prefix_cache.num_cached
+        if idle and (self.has_work or self.allocator.num_free + cached != self.allocator.num_blocks):
+            detail = (
+                f"{self.allocator.num_free} of {self.allocator.num_blocks} blocks are free, {cached} cached: some lost"
+            )
             raise InvariantViolation(Invariant.CONSERVATION, detail)

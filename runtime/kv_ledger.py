@@ -41,7 +41,10 @@ class KVLedger:
         self._limit = np.full(tables.max_num_seqs, UNLIMITED)
         self._shift = np.zeros(tables.max_num_seqs, np.int64)  # slot of a token in the block being filled - position
         self._met = np.zeros(tables.max_num_seqs, np.bool_)
+        # Rows whose next slot holds a token of somebody else, which a step in flight may read even when it has gone.
+        self._overwrites = np.zeros(tables.max_num_seqs, np.bool_)
         self._copies: list[tuple[IntArray, IntArray]] = []  # (source, destination) for the next step
+        self._unsure: list[tuple[int, IntArray, IntArray]] = []  # (step, rows, from where): what its copies will hold
 
     def demand(self, rows: IntArray, counts: IntArray) -> IntArray:
         """Blocks that each of `rows` needs for `counts` more tokens, copies of shared ones included."""
@@ -103,6 +106,7 @@ class KVLedger:
         self.tables.set_context_lens(as_ints(row), as_ints(position))
         self.processed[row] = position
         self._limit[row] = position
+        self._overwrites[row] = self._overwrites[source] or self.stored[source] > position
         if self.stored[source] // self.tables.block_size == position // self.tables.block_size:
             self._limit[source] = self.stored[source]  # it is filling a block that is no longer its own
 
@@ -122,6 +126,7 @@ class KVLedger:
         self.tables.set_context_lens(as_ints(row), as_ints(num_tokens))
         self.processed[row] = min(int(self.processed[row]), num_tokens)
         self._limit[row] = num_tokens  # the last block may be shared
+        self._overwrites[row] = True
 
     def ask_before_writing(self, row: int) -> None:
         """Tells that somebody else holds a reference to the block that `row` is filling, such as a cache."""
@@ -149,6 +154,7 @@ class KVLedger:
         self.allocator.free(self.tables.clear(row))
         self.processed[row] = 0
         self._limit[row] = UNLIMITED
+        self._overwrites[row] = False
 
     def trim(self, rows: IntArray) -> None:
         """Gives back the blocks of `rows` that no query to come can see; nothing without a window."""
@@ -171,6 +177,24 @@ class KVLedger:
         self._copies.clear()
         self.allocator.free(sources)  # only now: the step that reads them is in flight, so they are fenced
         return step, np.stack((sources, destinations), axis=1)
+
+    def finish_step(self, step: int, index: RowIndex, ends: IntArray) -> None:
+        """Ends a step that went well.
+
+        Args:
+            step: its number, the oldest in flight.
+            index: those of its rows that still belong to the same sequences.
+            ends: tokens that each of them held with this step.
+
+        Raises:
+            StepError: another step must end first.
+        """
+        self.allocator.end_step(step)
+        self.processed[index] = ends
+        if self._unsure:
+            self._unsure = [entry for entry in self._unsure if entry[0] > step]
+            for _, rows, starts in self._unsure:
+                self.processed[rows] = np.minimum(self.processed[rows], starts)
 
     def _needed_from(self, num_tokens: IntArray | int) -> IntArray:
         """First block that a query after `num_tokens` tokens can see."""
@@ -202,28 +226,37 @@ class KVLedger:
             blocks = tables.block_at(rows, column).astype(np.int64)
         self._shift[rows] = (blocks - column) * size
         self._limit[rows] = (column + 1) * size
+        self._overwrites[rows] = False
         return True
 
     def _must_copy(self, rows: IntArray, writes: BoolArray) -> IntArray:
-        """Which of `rows` (indices into it) write to a block that others hold: all its holders but the last one."""
+        """Which of `rows` (indices into it) write to a block that others hold: all its holders but the last one.
+
+        That one too, if it would overwrite what a step in flight may read.
+        """
         stored, size = self.stored[rows], self.tables.block_size
         asks = writes & (self._limit[rows] == stored) & (stored < self.tables.num_blocks[rows] * size)
         which: IntArray = asks.nonzero()[0]
         if which.size == 0:
             return which
         blocks = self.tables.block_at(rows[which], stored[which] // size)
-        order = np.argsort(blocks, kind="stable")
+        overwrites = self._overwrites[rows[which]] & bool(self.allocator.steps_in_flight)
+        order = np.lexsort((~overwrites, blocks))  # those that must copy in any case come before their last holder
         ordered = blocks[order]
         new = np.concatenate(([True], ordered[1:] != ordered[:-1]))
         first = np.flatnonzero(new)[np.cumsum(new) - 1]
         holders_left = self.allocator.refcounts(ordered) - (np.arange(ordered.size) - first)
-        copying: IntArray = which[np.sort(order[holders_left > 1])]
+        copying: IntArray = which[np.sort(order[(holders_left > 1) | overwrites[order]])]
         return copying
 
     def _copy(self, rows: IntArray, blocks: IntArray) -> None:
         """Gives `rows` copies, in `blocks`, of the blocks that they are filling."""
-        sources = self.tables.replace(rows, self.stored[rows] // self.tables.block_size, blocks)
-        self._copies.append((sources, blocks))
+        columns = self.stored[rows] // self.tables.block_size
+        self._copies.append((self.tables.replace(rows, columns, blocks), blocks))
+        # Should the step fail, the copies hold anything: until it ends nobody may build on them.
+        starts = columns * self.tables.block_size
+        self._unsure.append((self.allocator.last_step + 1, rows, starts))
+        self.processed[rows] = np.minimum(self.processed[rows], starts)
 
     def _settle(self, rows: IntArray) -> None:
         """Sets the limits of `rows`, whose last blocks are their own."""
@@ -231,6 +264,7 @@ class KVLedger:
         column = np.maximum(stored - 1, 0) // size
         self._shift[rows] = (self.tables.block_at(rows, column) - column) * size
         self._limit[rows] = (column + 1) * size
+        self._overwrites[rows] = False
 
     @property
     def pending_references(self) -> IntArray:

@@ -33,7 +33,7 @@ class StepPlan:
         query_lens: int64 [num_seqs], host.
         num_decodes: sequences with one query token.
         samples: bool [num_seqs], host: which sequences sample a token; the others are amid their prompt.
-        sampling: parameters of the sequences that sample, in order.
+        sampling: parameters of the tokens that are sampled, in order.
         input_ids: int64 [num_tokens], device; -1 stands for the token that the sequence samples in the step
             before, still in flight: the engine fills it in on the device, by row.
         positions: int64 [num_tokens], device: position of each token in its sequence.
@@ -41,7 +41,7 @@ class StepPlan:
         query_start_loc: int32 [num_seqs + 1], device.
         block_table: int32 [num_seqs, max blocks of these sequences], device.
         context_lens: int32 [num_seqs], device: tokens of each sequence, this step's included.
-        sample_index: int64 [num_sampled], device: the tokens whose logits are sampled.
+        sample_index: int64 [num_sampled], device: the tokens whose logits are sampled, one for each row of `sampling`.
         bounds: tightest bounds of the launch, for dispatch.
         preempted: requests that lost their blocks while this plan was made; they run again later.
         copies: int64 [num_pairs, 2], device: (source, destination) blocks to copy, in every layer, before anything of
@@ -50,6 +50,8 @@ class StepPlan:
         ends: int64 [num_seqs], host: `context_lens`.
         index: the rows as an index: a slice where they are 0, 1, 2, ...
         epoch: changes whenever a sequence gets or loses a row.
+        num_samples: int64 [num_seqs], host: tokens that each sequence samples, in the order of `sample_index`: one
+            more than its drafts, or 0 amid its prompt. None where everybody that samples samples one.
     """
 
     step: int
@@ -74,6 +76,7 @@ class StepPlan:
     preempted: tuple[str, ...] = ()
     copies: torch.Tensor | None = None
     wants_logprobs: bool = False
+    num_samples: IntArray | None = None
 
     @property
     def num_tokens(self) -> int:

@@ -83,15 +83,23 @@ class Planner:
         ends = state.num_scheduled[rows]
         start = ends - query_lens
         samples = state.schedule(rows, ends)
+        drafts = state.num_drafts[rows]
+        num_samples = samples * (1 + drafts) if drafts.any() else None
         token_rows, positions = rows, start
         if max_query_len > 1:
             token_rows = np.repeat(rows, query_lens)
             positions = np.repeat(start, query_lens) + ragged_arange(query_lens)
         query_ends = np.cumsum(query_lens)
         query_start_loc = np.concatenate(([0], query_ends)).astype(np.int32)
-        sampled_rows = rows[samples]
+        sampled_rows, sample_index = rows[samples], (query_ends - 1)[samples]
+        sampling = state.sampling(sampled_rows)
+        if num_samples is not None:
+            each = num_samples[samples]
+            later = ragged_arange(each)
+            sample_index = np.repeat(sample_index - each + 1, each) + later
+            sampling = sampling.spread(each, later + np.repeat(each > 1, each))  # their first one is not pending
         slots = tables.slot_mapping(token_rows, positions)
-        arrays = (state.inputs(token_rows, positions), positions, slots, query_start_loc, (query_ends - 1)[samples])
+        arrays = (state.inputs(token_rows, positions), positions, slots, query_start_loc, sample_index)
         step, sent, copies = self._send(rows, arrays)
         block_table, device_lens = tables.batch(rows)
         return StepPlan(
@@ -102,7 +110,7 @@ class Planner:
             query_lens=query_lens,
             num_decodes=int(np.count_nonzero(query_lens == 1)),
             samples=samples,
-            sampling=state.sampling(sampled_rows),
+            sampling=sampling,
             input_ids=sent[0],
             positions=sent[1],
             slot_mapping=sent[2],
@@ -117,6 +125,7 @@ class Planner:
             preempted=tuple(preempted),
             copies=copies,
             wants_logprobs=state.wants_logprobs(sampled_rows),
+            num_samples=num_samples,
         )
 
     def one_token_each(self, batch: DecodeBatch) -> StepPlan | None:

@@ -195,6 +195,8 @@ class Roster:
         assert self.swap is not None
         ledger = self._ledger
         count = min(int(ledger.processed[row]), int(self.rows.num_tokens[row]) - 1)
+        if not ledger.can_fork(row, count):
+            return None  # a query from there would see blocks that were given back
         first = int(ledger.tables.first_block[row])
         blocks = ledger.tables.blocks_of(row)[: max(blocks_for(count, ledger.tables.block_size) - first, 0)]
         host_blocks = self.swap.try_save(blocks, count) if blocks.size else None
@@ -218,8 +220,7 @@ class Roster:
             self.unpark(sequence)
         request_id = sequence.request_id
         del self.live[request_id]
-        if sequence.family is not None:
-            sequence.family.members.remove(sequence)
+        self._forget_relative(sequence)
         self._ended.pop(request_id, None)
         self._ended[request_id] = reason
         if len(self._ended) > REMEMBERED:
@@ -228,6 +229,10 @@ class Roster:
         output = tuple(sequence.tokens[sequence.prompt_len :].tolist())
         logprobs = tuple(sequence.logprobs.tolist()) if sequence.request.logprobs else None
         return Finished(request_id, output, reason, sequence.num_preemptions, logprobs)
+
+    def _forget_relative(self, sequence: Sequence) -> None:
+        if sequence.family is not None:
+            sequence.family.members.remove(sequence)
 
     def _leave(self, sequence: Sequence) -> None:
         row = sequence.row

@@ -29,6 +29,7 @@ class RunningRows:
         num_tokens: int64: tokens known.
         num_pending: int64: tokens that steps in flight will sample.
         num_scheduled: int64: tokens whose K and V are written, or will be by steps in flight.
+        num_drafts: int64: guessed tokens behind the known ones, which the next step or the one in flight verifies.
         request_ids: object: the caller's names.
         sequences: object: the sequence in each row.
     """
@@ -36,7 +37,9 @@ class RunningRows:
     def __init__(self, max_num_seqs: int, max_tokens: int, stored: IntArray) -> None:
         self.max_num_seqs, self.max_tokens = max_num_seqs, max_tokens
         self.num_scheduled = stored
-        self.ticket, self.num_tokens, self.num_pending = (np.zeros(max_num_seqs, np.int64) for _ in range(3))
+        self.ticket, self.num_tokens, self.num_pending, self.num_drafts = (
+            np.zeros(max_num_seqs, np.int64) for _ in range(4)
+        )
         # Pages are touched only as far as tokens are written.
         self.tokens = np.empty((max_num_seqs, max_tokens), np.int32)
         self._flat_tokens = self.tokens.reshape(-1)
@@ -75,7 +78,7 @@ class RunningRows:
         self.request_ids[row] = request.request_id
         self._last[row] = sequence.tokens[-1]
         self.num_tokens[row] = count
-        self.num_pending[row] = self.num_scheduled[row] = 0
+        self.num_pending[row] = self.num_scheduled[row] = self.num_drafts[row] = 0
         sequence.row = row
         self._last_ticket += 1
         self.ticket[row] = self._last_ticket
@@ -95,15 +98,43 @@ class RunningRows:
             sequence.logprobs = self.logprobs[row, sequence.prompt_len : count].copy()
         sequence.row = -1
         self.ticket[row] = NO_TICKET
-        self.num_tokens[row] = self.num_pending[row] = self.num_scheduled[row] = 0
+        self.num_tokens[row] = self.num_pending[row] = self.num_scheduled[row] = self.num_drafts[row] = 0
         self.request_ids[row] = None
 
     def owed(self, rows: RowIndex) -> IntArray:
-        """Tokens that each of `rows` could compute next; 0 for one whose last token is on its way."""
+        """Tokens that each of `rows` could compute next; 0 for one whose last token is on its way, and one or less
+        for one whose drafts are."""
         total = self.num_tokens[rows] + self.num_pending[rows]
         owed = total - self.num_scheduled[rows]
         owed[total >= self._max_total[rows]] = 0
+        np.maximum(owed, 0, out=owed)
         return owed
+
+    def draft(self, row: int, tokens: IntArray) -> None:
+        """Writes guesses behind the known tokens of `row`, as many as it may still sample after the next one."""
+        start = int(self.num_tokens[row])
+        count = min(tokens.size, int(self._max_total[row]) - start - 1)
+        self.tokens[row, start : start + count] = tokens[:count]
+        self.num_drafts[row] = count
+
+    def verify(self, row: int, sampled: IntArray) -> tuple[IntArray, bool, bool]:
+        """Takes the tokens sampled after the last known one and after each draft of `row`.
+
+        Those up to the first that differs from its draft are what would have been sampled one by one.
+
+        Returns:
+            The tokens taken, whether the last one is a stop token, and whether the row is full.
+        """
+        start, count = int(self.num_tokens[row]), sampled.size
+        differs = np.flatnonzero(sampled[:-1] != self.tokens[row, start : start + count - 1])
+        taken = sampled[: int(differs[0]) + 1 if differs.size else count]
+        stops = np.flatnonzero(np.isin(taken, self._stop[: int(self._num_stops[row]), row]))
+        if stops.size:
+            taken = taken[: int(stops[0]) + 1]
+        end = start + taken.size
+        self.tokens[row, start:end] = taken
+        self.num_tokens[row], self._last[row], self.num_drafts[row] = end, taken[-1], 0
+        return taken, bool(stops.size), end >= int(self._max_total[row])
 
     def prompts_left(self, rows: IntArray) -> IntArray:
         """Tokens that each of `rows` still has to store before it may be forked for another sample."""
@@ -111,13 +142,14 @@ class RunningRows:
 
     def schedule(self, rows: IntArray, scheduled: IntArray) -> BoolArray:
         """Which of `rows`, that hold `scheduled` tokens with the step being planned, will sample a token in it, [n]."""
-        samples: BoolArray = scheduled == self.num_tokens[rows] + self.num_pending[rows]
-        self.num_pending[rows] += samples
+        drafts = self.num_drafts[rows]
+        samples: BoolArray = scheduled == self.num_tokens[rows] + self.num_pending[rows] + drafts
+        self.num_pending[rows] += samples & (drafts == 0)  # until drafts are verified, nothing is certain
         return samples
 
     def inputs(self, rows: IntArray, positions: IntArray) -> IntArray:
         """Token of each row at each position, [n]; -1 where a step in flight still has to sample it."""
-        known = positions < self.num_tokens[rows]
+        known = positions < self.num_tokens[rows] + self.num_drafts[rows]
         return np.where(known, self.tokens[rows, positions], UNKNOWN).astype(np.int64)
 
     def last_inputs(self, index: RowIndex) -> IntArray:
@@ -146,6 +178,12 @@ class RunningRows:
         """Keeps the log probabilities of the tokens just pushed."""
         if self.logprobs is not None:
             self.logprobs[rows, self.num_tokens[rows] - 1] = logprobs
+
+    def set_logprobs(self, row: int, logprobs: npt.NDArray[np.float32]) -> None:
+        """Keeps the log probabilities of the last tokens of one row."""
+        if self.logprobs is not None:
+            end = int(self.num_tokens[row])
+            self.logprobs[row, end - logprobs.size : end] = logprobs
 
     def wants_logprobs(self, index: RowIndex) -> bool:
         """Whether any of these rows asks for log probabilities."""

@@ -78,6 +78,16 @@ class SamplingBatch:
             np.array(positions, np.int64),
         )
 
+    def spread(self, counts: IntArray, later: IntArray) -> SamplingBatch:
+        """`counts[i]` rows for each row, for tokens `later` positions after its own."""
+        return SamplingBatch(
+            np.repeat(self.temperature, counts),
+            np.repeat(self.top_k, counts),
+            np.repeat(self.top_p, counts),
+            np.repeat(self.seed, counts),
+            np.repeat(self.position, counts) + later,
+        )
+
 
 def sample(logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
     """One token per row.

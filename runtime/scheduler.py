@@ -10,8 +10,9 @@ import numpy as np
 
 from .admission import Admission
 from .allocator import BlockAllocator
-from .arrays import BoolArray, IntArray, blocks_for
+from .arrays import IntArray, blocks_for
 from .block_tables import BlockTables
+from .collector import Collector
 from .errors import RequestTooLarge
 from .kv_ledger import KVLedger
 from .metrics import SequenceReport, Snapshot, report, take_snapshot
@@ -24,7 +25,7 @@ from .sampling import SamplingParams
 from .scheduler_check import check_scheduler
 from .sequence import Finished, FinishReason, Request, branch
 from .swap import SwapSpace
-from .validation import require_tokens
+from .validation import require_tokens, token_ids
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,9 @@ class Scheduler:
             self._share(prefix_cache)
         self._admission = Admission(self.ledger, self.roster, self.config.token_budget, self.config.watermark_blocks)
         self._planner = Planner(self.rows, self.ledger, self.config.debug)
+        self._collector = Collector(self.ledger, self.roster)
         self._batch: DecodeBatch | None = None
+        self._has_drafts = False
 
     def _share(self, prefix_cache: PrefixCache) -> None:
         if self.config.window is not None:
@@ -168,41 +171,32 @@ class Scheduler:
         """
         values = sampled_tokens(plan, tokens, self.config.vocab_size)
         logs = None if logprobs is None else sampled_logprobs(plan, logprobs)
-        self.allocator.end_step(plan.step)
-        state = self.rows
-        if plan.epoch == self.roster.epoch:  # nobody came or went: every row still has its sequence
-            self.ledger.processed[plan.index] = plan.ends
-            index, rows, request_ids = plan.index, plan.rows, plan.request_ids
-            if values.size != rows.size:
-                index = rows = rows[plan.samples]
-                request_ids = request_ids[plan.samples]
-        else:
-            alive = state.ticket[plan.rows] == plan.tickets
-            self.ledger.processed[plan.rows[alive]] = plan.ends[alive]
-            sampled = alive[plan.samples]
-            values, logs = values[sampled], None if logs is None else logs[sampled]
-            index = rows = plan.rows[plan.samples & alive]
-            request_ids = state.request_ids[rows]
-        if self.roster.sharing is not None and plan.num_decodes < plan.rows.size:
-            for row in plan.rows[(plan.query_lens > 1) & (state.ticket[plan.rows] == plan.tickets)].tolist():
-                self.roster.sharing.store(row)
-        if self.config.window is not None and plan.bounds.max_query_len > 1:
-            self.ledger.trim(plan.rows[state.ticket[plan.rows] == plan.tickets])
-        full, stopped = state.push(index, values)
-        if logs is not None:
-            state.push_logprobs(rows, logs)
-        return StepOutput(request_ids, values, self._finish(rows, full, stopped), logs)
+        self._batch = self._batch if plan.num_samples is None else None
+        return self._collector.take(plan, values, logs)
 
-    def _finish(self, rows: IntArray, full: BoolArray, stopped: BoolArray | None) -> tuple[Finished, ...]:
-        """Ends the sequences in `rows` that are full or have stopped."""
-        ended = full if stopped is None else full | stopped
-        if not np.count_nonzero(ended):
-            return ()
-        which = np.flatnonzero(ended)
-        sequences = [self.roster.live[request_id] for request_id in self.rows.request_ids[rows[which]]]
-        hit = np.zeros(which.size, np.bool_) if stopped is None else stopped[which]
-        reasons = (FinishReason.STOP if stop else FinishReason.LENGTH for stop in hit.tolist())
-        return tuple(self.roster.end(sequence, reason) for sequence, reason in zip(sequences, reasons, strict=True))
+    def speculate(self, request_id: str, tokens: Sequence[int]) -> None:
+        """Guesses the next tokens of a running request; the next step verifies them all at once.
+
+        It then takes those up to the first that it would have sampled otherwise, and one more: the output is the same
+        as without. Slots of the rest are rolled back. No effect on a request that waits, is amid its prompt, or has
+        a token on its way; nor where blocks are short.
+
+        Args:
+            request_id: a live one.
+            tokens: guesses, next one first; none takes earlier ones back.
+
+        Raises:
+            RequestFinished, UnknownRequest: as for `cancel`.
+            InvalidRequest: a token outside the vocabulary.
+        """
+        row = self.roster.find(request_id).row
+        guesses = np.array(token_ids(f"request {request_id!r}", "drafts", tokens), np.int64)
+        if self.config.vocab_size is not None:
+            require_tokens(request_id, "drafts", guesses, self.config.vocab_size)
+        if row < 0 or self.rows.num_pending[row] or self.rows.num_scheduled[row] != self.rows.num_tokens[row] - 1:
+            return
+        self.rows.draft(row, guesses)
+        self._has_drafts = True
 
     def abort(self, plan: StepPlan) -> None:
         """Ends a step that failed on the device: its sequences are preempted and computed anew, losing no token.
@@ -312,7 +306,7 @@ class Scheduler:
 
     def _schedule_decode(self) -> StepPlan | None:
         """The next token of everybody, where that is all there is to do; None, and no change, where it is not."""
-        if self._admission.may_admit():
+        if self._has_drafts or self._admission.may_admit():
             return None
         roster, batch = self.roster, self._batch
         known = batch is not None and batch.epoch == roster.epoch
@@ -332,10 +326,12 @@ class Scheduler:
         """Chunks of prompts, admissions and preemptions beside the next tokens of the others."""
         self._batch = None  # it counts along the longest context
         self.ledger.trim(self.roster.running)
-        rows, counts, preempted, short = self._admission.secure(self._grant())
+        self._has_drafts = False
+        rows, counts, preempted, short = self._admission.secure(self._with_drafts(self._grant()))
         if self.roster.waiting and not short:
             rows, counts = self._admission.admit(rows, counts)
         counts = self._admission.settle(rows, counts)
+        self._drop_stale_drafts(rows, counts)
         chosen = counts > 0
         if not chosen.any():
             return None
@@ -344,6 +340,24 @@ class Scheduler:
         rows, counts = rows[order], counts[order]
         self.ledger.advance(rows, counts)
         return self._planner.any_mix(rows, counts, self.roster.epoch, preempted)
+
+    def _with_drafts(self, counts: IntArray) -> IntArray:
+        """`counts` of the running rows, and their drafts where budget and free blocks allow them: all or none."""
+        rows = self.roster.running
+        drafts = np.where((self.rows.num_drafts[rows] > 0) & (counts == 1), self.rows.num_drafts[rows], 0)
+        if not drafts.any():
+            return counts
+        fits = int((counts + drafts).sum()) <= self.config.token_budget
+        if fits and self._admission.make_room(int(self.ledger.demand(rows, counts + drafts).sum())):
+            return counts + drafts
+        self.rows.num_drafts[rows[drafts > 0]] = 0
+        return counts
+
+    def _drop_stale_drafts(self, rows: IntArray, counts: IntArray) -> None:
+        """Drafts of rows that sit out; those in flight stay."""
+        drafts, state = self.rows.num_drafts, self.rows
+        stale = (drafts[rows] > 0) & (counts <= drafts[rows]) & (state.num_scheduled[rows] < state.num_tokens[rows])
+        drafts[rows[stale]] = 0
 
     def _grant(self) -> IntArray:
         """Query tokens for each running row within the budget, blocks aside: single tokens first, then prompts."""

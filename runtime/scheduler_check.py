@@ -58,7 +58,7 @@ def _check_coverage(tables: BlockTables, roster: Roster) -> None:
 
 def _check_progress(roster: Roster, steps_in_flight: int) -> None:
     state = roster.rows
-    too_far = state.num_scheduled > state.num_tokens + state.num_pending
+    too_far = state.num_scheduled > state.num_tokens + state.num_pending + state.num_drafts
     wrong = np.flatnonzero(too_far | (state.num_pending < 0) | (state.num_pending > steps_in_flight))
     if wrong.size:
         row = int(wrong[0])

@@ -35,12 +35,13 @@ class Staging:
 
     Args:
         device: where the arrays go.
+        copies: whether to copy; default not on the CPU.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, copies: bool | None = None) -> None:
         self.device = device
         self._slots: list[_Slot] = []
-        if device.type != "cpu":
+        if copies or (copies is None and device.type != "cpu"):
             self._slots = [self._slot(FIRST_BYTES) for _ in range(MAX_STEPS_IN_FLIGHT)]
 
     def send(

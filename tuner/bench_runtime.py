@@ -87,7 +87,7 @@ def block_costs(num_blocks: int = 100_000, samples: int = 500) -> dict[int, Quan
 
 
 def step_cost(num_seqs: int, steps: int = 400) -> Quantiles:
-    """The books of a decode step: a token for each sequence, new blocks, checks for copies, fences, differences sent."""
+    """The books of a decode step: a token for each sequence, new blocks, copy checks, fences, differences sent."""
     max_blocks = (LONGEST_PROMPT + steps) // BLOCK_SIZE + 1
     allocator = BlockAllocator(num_seqs * max_blocks)
     tables = BlockTables(num_seqs, max_blocks, BLOCK_SIZE)

@@ -23,8 +23,8 @@ from pagedtune.runtime.errors import DoubleFree, Invariant, InvariantViolation, 
 from pagedtune.runtime.fences import MAX_STEPS_IN_FLIGHT
 
 SHARDS = 2  # so that a slow machine stays within the time limit of a test
-# A half of all; test_scheduler_machine.py has the other.
-OPERATIONS = int(os.environ.get("PAGEDTUNE_STATEFUL_OPS", "50000")) // 2
+# A fifth of all: its rules are single ones, slow to draw. tests/runtime_machine has the others.
+OPERATIONS = int(os.environ.get("PAGEDTUNE_STATEFUL_OPS", "100000")) // 5
 STEPS_PER_RUN = 100
 NUM_BLOCKS, NUM_ROWS, MAX_BLOCKS, BLOCK_SIZE = 24, 5, 8, 4
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -162,7 +164,7 @@ def test_log_probabilities_are_those_of_the_logits() -> None:
         assert results[name].logprobs == pytest.approx([expected] * 5, abs=1e-5)
     forked = results["d"].logprobs
     assert forked is not None
-    assert [value != value for value in forked] == [i == own for i in range(5)], "nothing is known of a foreign token"
+    assert [math.isnan(value) for value in forked] == [i == own for i in range(5)], "nothing is known of a foreign one"
     loop.check(idle=True)
 
 
@@ -195,4 +197,57 @@ def test_blocks_behind_the_window_are_given_back(window: int) -> None:
         loop.scheduler.commit(plan, [1])
         loop.check()
     assert most <= -(-window // 4) + 2
+    loop.check(idle=True)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 3.0])
+@pytest.mark.parametrize("num_blocks", [12, 40])
+def test_drafts_change_no_token_and_save_steps(num_blocks: int, temperature: float) -> None:
+    """Good guesses, bad ones, and good ones that go bad after a while."""
+    params = SamplingParams(temperature, seed=5)
+
+    def requests() -> list[Request]:
+        return [Request(f"r{i}", tuple(prompt), 14, params, logprobs=True) for i, prompt in enumerate(PROMPTS)]
+
+    expected = DecodeLoop(ToyModel(80), debug=True).run(requests())
+    loop = DecodeLoop(ToyModel(num_blocks, limits=BatchLimits(4, 64, 24)), debug=True)
+    loop.add_all(requests())
+    results, outputs, step = {}, {f"r{i}": 0 for i in range(len(PROMPTS))}, 0
+    while loop.has_work:
+        for i, known in enumerate(expected):
+            name = f"r{i}"
+            if name in loop.scheduler.roster.live:
+                guess = [*known.tokens[outputs[name] :][: step % 6], 7, 9][: step % 5]
+                loop.speculate(name, guess)
+        output = loop.step()
+        assert output is not None
+        loop.check()
+        for name in output.request_ids.tolist():
+            outputs[name] += 1
+        results |= {finished.request_id: finished for finished in output.finished}
+        step += 1
+    assert [results[f"r{i}"].tokens for i in range(len(PROMPTS))] == [e.tokens for e in expected]
+    for i, one in enumerate(expected):
+        assert results[f"r{i}"].logprobs == pytest.approx(one.logprobs, abs=1e-6)
+    if num_blocks == 40:
+        assert loop.times.steps < 14 * 2, "several tokens in a step"
+    loop.check(idle=True)
+
+
+def test_a_draft_ends_at_a_stop_token_and_at_the_longest_output() -> None:
+    expected = continuation(PROMPTS[3], 12)
+    loop = DecodeLoop(ToyModel(40), debug=True)
+    loop.add(Request("stop", tuple(PROMPTS[3]), 12, stop_token_ids=(expected[4],)))
+    loop.add(Request("full", tuple(PROMPTS[3]), 6))
+    results = {}
+    loop.step()
+    while loop.has_work:
+        for name in list(loop.scheduler.roster.live):
+            done = loop.explain(name).num_tokens - len(PROMPTS[3])
+            loop.speculate(name, expected[done : done + 8])
+        output = loop.step()
+        assert output is not None
+        results |= {finished.request_id: finished.tokens for finished in output.finished}
+        loop.check()
+    assert results == {"stop": expected[: expected.index(expected[4]) + 1], "full": expected[:6]}
     loop.check(idle=True)
