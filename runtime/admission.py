@@ -90,10 +90,9 @@ class Admission:
 
     def settle(self, rows: IntArray, counts: IntArray) -> IntArray:
         """Has the cache give up what `counts` more tokens need; rows whose blocks are fenced yet sit out the step."""
-        demand = self._ledger.demand(rows, counts)
-        if self.make_room(int(demand.sum())):
-            return counts
-        return np.where((demand > 0) & (np.cumsum(demand) > self._allocator.num_free), 0, counts)
+        while not self.make_room(int((demand := self._ledger.demand(rows, counts)).sum())):
+            counts = np.where((demand > 0) & (np.cumsum(demand) > self._allocator.num_free), 0, counts)
+        return counts
 
     def enter_forked(self, sequence: Sequence) -> bool:
         """Gives a fork a row beside its relatives at once, if there is one and something to share."""

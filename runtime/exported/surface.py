@@ -33,6 +33,8 @@ from ..limits import BatchLimits
 from ..metrics import PoolBytes, SequenceReport, Snapshot
 from ..model_attention import ModelAttention
 from ..plan import StepOutput, StepPlan
+from ..prefix_cache import PrefixCache
+from ..prefix_events import Namespace, PrefixStatistics
 from ..sampling import SamplingParams
 from ..scheduler import Scheduler, SchedulerConfig
 from ..sequence import Finished, FinishReason, Request
@@ -65,6 +67,7 @@ __all__ = [
     "LayerAttention",
     "Layout",
     "ModelAttention",
+    "Namespace",
     "NoKernel",
     "Package",
     "PackageError",
@@ -76,6 +79,8 @@ __all__ = [
     "PoolExhausted",
     "PoolFormat",
     "Preemption",
+    "PrefixCache",
+    "PrefixStatistics",
     "Problem",
     "Request",
     "RequestFinished",
