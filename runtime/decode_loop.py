@@ -9,6 +9,7 @@ from .allocator import BlockAllocator
 from .arrays import blocks_for
 from .block_tables import BlockTables
 from .errors import Invariant, InvariantViolation, PagedRuntimeError, RequestTooLarge
+from .kv_shadow import KVShadow
 from .metrics import SequenceReport, Snapshot
 from .plan import StepOutput
 from .sampling import SamplingParams, logprobs_of, sample
@@ -34,8 +35,10 @@ class DecodeLoop:
         debug: records what each step reads, for `check()`.
         swap: host memory for preempted sequences; see `SwapSpace`.
         window: see `SchedulerConfig`.
+        shadow: watches every slot of the cache for foreign writes, and poisons what is freed; see `KVShadow`. Slow.
 
     Attributes:
+        shadow: the watch, or None.
         times: where the time of all steps went; replace it to measure a stretch of its own.
 
     Raises:
@@ -49,15 +52,17 @@ class DecodeLoop:
         debug: bool = False,
         swap: SwapSpace | None = None,
         window: int | None = None,
+        shadow: bool = False,
     ) -> None:
         cache, limits = model.cache, model.limits
         self.model = model
         self.allocator = BlockAllocator(cache.num_blocks)
         max_blocks = blocks_for(limits.max_context_len, cache.block_size)
-        self.tables = BlockTables(limits.max_num_seqs, max_blocks, cache.block_size, cache.device)
+        self.tables = BlockTables(limits.max_num_seqs, max_blocks, cache.block_size, cache.device, cache.null_block)
         config = SchedulerConfig(limits.token_budget, watermark_blocks, model.vocab_size, debug, window)
         self.scheduler = Scheduler(self.allocator, self.tables, config, swap)
         self.times = StepTimes()
+        self.shadow = KVShadow(cache, self.allocator) if shadow else None
         cache.claim(self)
 
     @property
@@ -144,10 +149,16 @@ class DecodeLoop:
         if plan is None:
             return None
         try:
+            if self.shadow is not None:
+                self.shadow.before_step(plan)
             forward = self.model.forward(plan)
+            if self.shadow is not None:
+                self.shadow.after_step(plan)
             tokens = sample(forward.logits, plan.sampling)
             logprobs = logprobs_of(forward.logits, tokens) if plan.wants_logprobs else None
             output = self.scheduler.commit(plan, tokens, logprobs)
+            if self.shadow is not None:
+                self.shadow.after_commit()
         except BaseException:
             if plan.step in self.allocator.steps_in_flight:
                 self.scheduler.abort(plan)
@@ -260,6 +271,8 @@ class DecodeLoop:
         """
         self.scheduler.check()
         self.model.cache.check()
+        if self.shadow is not None:
+            self.shadow.check()
         if idle and (self.has_work or self.allocator.num_free != self.allocator.num_blocks):
             detail = f"{self.allocator.num_free} of {self.allocator.num_blocks} blocks are free, and all should be"
             raise InvariantViolation(Invariant.CONSERVATION, detail)

@@ -70,6 +70,8 @@ class Invariant(StrEnum):
     WRITER = "a block that a row may write without asking has no other reference"
     COVERAGE = "a running sequence names exactly the blocks that its tokens need"
     ROWS = "every row is free or holds one running sequence"
+    SHADOW = "a slot holds what its own step wrote, until its block is freed"
+    POISON = "nothing writes to a free block"
     GUARD = "guard blocks hold what was written at the start"
 
 

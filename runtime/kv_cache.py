@@ -28,8 +28,11 @@ class KVCache:
         device: where the pools live.
         debug: adds one guard block before and one behind each layer's pool and poisons everything. Block -1 and
             slot -1, as wrong arithmetic makes them, then meet poison; `check()` finds writes into it.
+        null_block: adds a block, number `num_blocks`, that no allocator hands out: whatever a padded row of a
+            captured graph writes goes there, and what it reads there is finite.
 
     Attributes:
+        null_block: its number, or None.
         k_scale, v_scale: fp32 dequantisation scales of each layer, [num_layers, ...] of ones, or None.
 
     Raises:
@@ -44,6 +47,7 @@ class KVCache:
         num_blocks: int,
         device: torch.device | str = "cpu",
         debug: bool = False,
+        null_block: bool = False,
     ) -> None:
         require_positive("num_layers", num_layers)
         require_positive("num_blocks", num_blocks)
@@ -54,13 +58,17 @@ class KVCache:
         self.num_layers, self.num_blocks, self.debug = num_layers, num_blocks, debug
         self.device = torch.device(device)
         self._guards = 1 if debug else 0
+        self.null_block = num_blocks if null_block else None
         self._owner: weakref.ref[object] | None = None
-        physical_blocks = num_blocks + 2 * self._guards
+        physical_blocks = num_blocks + int(null_block) + 2 * self._guards
         self._k = self._allocate(pool_format.k_shape(physical_blocks, problem))
         self._v = self._allocate(pool_format.v_shape(physical_blocks, problem))
         scales = pool_format.scale_shape(problem)
         self.k_scale = None if scales is None else torch.ones((num_layers, *scales), device=self.device)
         self.v_scale = None if scales is None else torch.ones((num_layers, *scales), device=self.device)
+        if null_block:
+            for pool in (self._k, self._v):
+                pool[:, self._guards + num_blocks].zero_()
 
     @classmethod
     def from_budget(
@@ -87,16 +95,21 @@ class KVCache:
         return cls(problem, pool_format, num_layers, num_blocks, device, debug)
 
     def k_cache(self, layer: int) -> torch.Tensor:
-        """K pool of a layer, shaped `pool_format.k_shape(num_blocks, problem)`: a view, to read and to write."""
+        """K pool of a layer, shaped `pool_format.k_shape(num_blocks, problem)`, the null block behind if there is one:
+        a view, to read and to write."""
         return self._layer(self._k, layer)
 
     def v_cache(self, layer: int) -> torch.Tensor:
-        """V pool of a layer, shaped `pool_format.v_shape(num_blocks, problem)`: a view, to read and to write."""
+        """V pool of a layer, likewise."""
         return self._layer(self._v, layer)
 
     def block_tensors(self) -> tuple[torch.Tensor, ...]:
         """Views of everything that belongs to a block and moves with it, each [num_layers, num_blocks, ...]."""
         return tuple(pool[:, self._guards : self._guards + self.num_blocks] for pool in (self._k, self._v))
+
+    def guard_element(self) -> torch.Tensor:
+        """One element of the guard block before the K pool of the first layer, [1]: to try whether it is watched."""
+        return self._k[0, 0].view(-1)[:1]
 
     @property
     def block_size(self) -> int:
@@ -110,8 +123,8 @@ class KVCache:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all pools, guard blocks included."""
-        return (self.num_blocks + 2 * self._guards) * self.block_bytes
+        """Bytes of all pools, guard and null blocks included."""
+        return (self.num_blocks + int(self.null_block is not None) + 2 * self._guards) * self.block_bytes
 
     @property
     def num_tokens(self) -> int:
@@ -169,4 +182,5 @@ class KVCache:
     def _layer(self, pool: torch.Tensor, layer: int) -> torch.Tensor:
         if not 0 <= layer < self.num_layers:
             raise IndexError(f"layer {layer} of {self.num_layers}: layers are 0 to {self.num_layers - 1}")
-        return pool[layer, self._guards : self._guards + self.num_blocks]
+        count = self.num_blocks + int(self.null_block is not None)
+        return pool[layer, self._guards : self._guards + count]
