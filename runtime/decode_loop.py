@@ -7,6 +7,7 @@ from time import perf_counter_ns
 
 from .allocator import BlockAllocator
 from .arrays import blocks_for
+from .beam import BeamParams, BeamSearch, Hypothesis
 from .block_tables import BlockTables
 from .errors import Invariant, InvariantViolation, PagedRuntimeError, RequestTooLarge
 from .kv_shadow import KVShadow
@@ -62,6 +63,7 @@ class DecodeLoop:
         config = SchedulerConfig(limits.token_budget, watermark_blocks, model.vocab_size, debug, window)
         self.scheduler = Scheduler(self.allocator, self.tables, config, swap)
         self.times = StepTimes()
+        self._searches: list[BeamSearch] = []
         self.shadow = KVShadow(cache, self.allocator) if shadow else None
         cache.claim(self)
 
@@ -78,6 +80,10 @@ class DecodeLoop:
             InvalidRequest: its id is in use, or a token of its prompt or stop tokens is outside the vocabulary.
             CacheInUse: this loop is closed.
         """
+        self._require_short(request)
+        self.scheduler.add(request)
+
+    def _require_short(self, request: Request) -> None:
         self.model.cache.require_claim(self)
         longest = self.model.limits.max_context_len
         if request.max_total_tokens > longest:
@@ -85,7 +91,6 @@ class DecodeLoop:
                 f"request {request.request_id!r}: {len(request.prompt)} prompt and up to {request.max_new_tokens} new "
                 f"tokens exceed max_context_len={longest}: shorten it, or raise the limit"
             )
-        self.scheduler.add(request)
 
     def add_all(self, requests: Iterable[Request]) -> tuple[str, ...]:
         """Queues all of `requests` or, if one is refused, none; returns their ids.
@@ -156,6 +161,8 @@ class DecodeLoop:
                 self.shadow.after_step(plan)
             tokens = sample(forward.logits, plan.sampling)
             logprobs = logprobs_of(forward.logits, tokens) if plan.wants_logprobs else None
+            for search in self._searches:
+                search.withhold(plan, forward.logits, tokens)
             output = self.scheduler.commit(plan, tokens, logprobs)
             if self.shadow is not None:
                 self.shadow.after_commit()
@@ -163,6 +170,8 @@ class DecodeLoop:
             if plan.step in self.allocator.steps_in_flight:
                 self.scheduler.abort(plan)
             raise
+        for search in self._searches:
+            search.advance(self.scheduler)
         times = self.times
         times.steps += 1
         times.tokens += plan.num_tokens
@@ -222,6 +231,26 @@ class DecodeLoop:
             for i, (prompt, params) in enumerate(zip(tokens, each, strict=True))
         ]
         return self.run(requests)
+
+    def beam_search(self, request: Request, params: BeamParams) -> list[Hypothesis]:
+        """Searches for the most probable outputs, beside whatever else runs; returns as many as beams, best first.
+
+        Raises:
+            RequestTooLarge: the pool does not hold all beams at their longest, or the model not the longest.
+            InvalidRequest: as for `add`.
+        """
+        self._require_short(request.with_changes(max_new_tokens=request.max_new_tokens + 1))
+        search = BeamSearch(request, params)
+        search.start(self.scheduler)
+        self._searches.append(search)
+        try:
+            while not search.is_done:
+                self._advance()
+        finally:
+            self._searches.remove(search)
+            if not search.is_done:
+                search.cancel(self.scheduler)
+        return search.finished
 
     def run(self, requests: Sequence[Request]) -> list[Finished]:
         """Runs `requests` to their end and returns the results in their order, all samples of each together.

@@ -8,10 +8,9 @@ from enum import StrEnum
 import numpy as np
 import torch
 
-from ..kernels.pool_format import KVAxes
 from .allocator import BlockAllocator
+from .block_memory import POISON, BlockMemory
 from .errors import Invariant, InvariantViolation
-from .kv_cache import POISON, KVCache
 from .plan import StepPlan
 
 _SEED = 0x5EED
@@ -27,7 +26,7 @@ class Fault(StrEnum):
 
 
 class KVShadow:
-    """A second opinion on the content of a pool: a hash of every written slot, in every layer, of K and of V.
+    """A second opinion on the content of a cache: a hash of every written slot, in every layer and pool.
 
     For debugging: every step costs a pass over what it wrote, every check one over all that is live. A block that is
     freed is filled with poison (NaN in every float format), which stays until somebody gets the block: reads after
@@ -41,14 +40,14 @@ class KVShadow:
         allocator: who hands out their blocks.
     """
 
-    def __init__(self, cache: KVCache, allocator: BlockAllocator) -> None:
+    def __init__(self, cache: BlockMemory, allocator: BlockAllocator) -> None:
         self._cache, self._allocator = cache, allocator
-        shape = (2, cache.num_layers, cache.num_blocks, cache.block_size)
+        shape = (len(cache.pool_axes), cache.num_layers, cache.num_blocks, cache.block_size)
         self._hash = torch.zeros(shape, dtype=torch.int64)
         self._known = np.zeros((cache.num_blocks, cache.block_size), np.bool_)
         self._poisoned = np.zeros(cache.num_blocks, np.bool_)
-        axes = (cache.pool_format.k_axes, cache.pool_format.v_axes)
-        self._pools = tuple(zip(("K", "V"), cache.block_tensors(), axes, strict=True))
+        names, axes = cache.pool_axes.keys(), cache.pool_axes.values()
+        self._pools = tuple(zip(names, cache.block_tensors(), axes, strict=True))
         generator = torch.Generator().manual_seed(_SEED)
         self._weights = []
         for _, pool, _ in self._pools:
@@ -121,9 +120,9 @@ class KVShadow:
 
     def _hashes(self, which: int, blocks: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> torch.Tensor:
         """Hashes of all slots of `blocks`, [num_layers, len(blocks), block_size]."""
-        _, pool, axes = self._pools[which]
+        _, pool, axis = self._pools[which]
         part = pool[:, torch.from_numpy(blocks)].contiguous()
-        bits = part.view(_INTEGERS[part.element_size()]).movedim(_slot_axis(axes), 2)
+        bits = part.view(_INTEGERS[part.element_size()]).movedim(axis, 2)
         return (bits.flatten(3).long() * self._weights[which].to(bits.device)).sum(dim=3).cpu()
 
     def prove(self) -> tuple[Fault, ...]:
@@ -156,11 +155,11 @@ class KVShadow:
         return tuple(found)
 
     def _places(self) -> dict[Fault, Callable[[], torch.Tensor | None]]:
-        """Where to commit each fault: one element of K in the last layer."""
-        pool, axes = self._pools[0][1][-1], self._pools[0][2]
+        """Where to commit each fault: one element of the first pool in the last layer."""
+        _, pool, axis = self._pools[0]
 
         def element(block: int, slot: int) -> torch.Tensor:
-            part = pool.select(axes.block, block).movedim(axes.slot - 1, 0)[slot]
+            part = pool[-1, block].movedim(axis - 2, 0)[slot]
             return torch.as_strided(part, (1,), (1,), part.storage_offset())
 
         def foreign() -> torch.Tensor | None:
@@ -176,11 +175,6 @@ class KVShadow:
             Fault.WRITE_AFTER_FREE: freed,
             Fault.GUARD_WRITE: lambda: self._cache.guard_element() if self._cache.debug else None,
         }
-
-
-def _slot_axis(axes: KVAxes) -> int:
-    """The slot's dimension in a tensor of all layers."""
-    return axes.slot + 1
 
 
 def _poison(tensor: torch.Tensor) -> torch.Tensor:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 from pagedtune.kernels.dtypes import DType
 from pagedtune.kernels.pool_format import Layout, PoolFormat, ScaleKind
 from pagedtune.kernels.problem import Problem
+from pagedtune.runtime.block_memory import BlockMemory
 from pagedtune.runtime.decode_loop import DecodeLoop
 from pagedtune.runtime.errors import Invariant, InvariantViolation
 from pagedtune.runtime.kv_cache import KVCache
 from pagedtune.runtime.kv_shadow import Fault
+from pagedtune.runtime.latent_cache import LatentCache
 from pagedtune.runtime.limits import BatchLimits
 from pagedtune.runtime.plan import StepPlan
 from pagedtune.runtime.sequence import Request
@@ -34,9 +37,12 @@ class Writer:
 
     vocab_size = VOCAB
 
-    def __init__(self, pool_format: PoolFormat, strays_at: int = 0) -> None:
-        problem = Problem(num_q_heads=2, num_kv_heads=2, head_dim=16, head_dim_v=8)
-        self.cache = KVCache(problem, pool_format, 2, 30, debug=True)
+    def __init__(self, pool_format: PoolFormat | None, strays_at: int = 0) -> None:
+        if pool_format is None:
+            self.cache: BlockMemory = LatentCache(24, 8, torch.bfloat16, 4, 2, 30, debug=True)
+        else:
+            problem = Problem(num_q_heads=2, num_kv_heads=2, head_dim=16, head_dim_v=8)
+            self.cache = KVCache(problem, pool_format, 2, 30, debug=True)
         self.limits = BatchLimits(4, 64, 32)
         self.steps, self.strays_at = 0, strays_at
         self.random = torch.Generator().manual_seed(0)
@@ -52,14 +58,13 @@ class Writer:
         return Forward(torch.zeros(len(plan.sample_index), VOCAB), 0, 0)
 
     def write(self, slot: int) -> None:
-        axes = (self.cache.pool_format.k_axes, self.cache.pool_format.v_axes)
-        for tensor, axis in zip(self.cache.block_tensors(), axes, strict=True):
-            target = tensor[:, slot // 4].movedim(axis.slot, 0)[slot % 4]
+        for tensor, axis in zip(self.cache.block_tensors(), self.cache.pool_axes.values(), strict=True):
+            target = tensor[:, slot // 4].movedim(axis - 1, 0)[slot % 4]
             noise = torch.randint(0, 120, (*target.shape, target.element_size()), generator=self.random)
             target.copy_(noise.to(torch.uint8).view(target.dtype).squeeze(-1))
 
 
-@pytest.mark.parametrize("pool_format", FORMATS, ids=lambda f: f.key)
+@pytest.mark.parametrize("pool_format", [*FORMATS, None], ids=lambda f: f.key if f else "latent")
 def test_every_planted_fault_is_found_and_undone(pool_format: PoolFormat) -> None:
     loop = DecodeLoop(Writer(pool_format), shadow=True)
     loop.add(Request("a", (1,) * 11, 12, n=3))
@@ -74,7 +79,7 @@ def test_every_planted_fault_is_found_and_undone(pool_format: PoolFormat) -> Non
     loop.check(idle=True)
 
 
-@pytest.mark.parametrize("pool_format", FORMATS, ids=lambda f: f.key)
+@pytest.mark.parametrize("pool_format", [*FORMATS, None], ids=lambda f: f.key if f else "latent")
 def test_a_stray_write_of_a_model_is_found(pool_format: PoolFormat) -> None:
     loop = DecodeLoop(Writer(pool_format, strays_at=5), shadow=True)
     loop.add(Request("a", (1,) * 11, 12))
@@ -82,7 +87,7 @@ def test_a_stray_write_of_a_model_is_found(pool_format: PoolFormat) -> None:
         loop.step()
         loop.check()
     loop.step()
-    with pytest.raises(InvariantViolation, match="layer 0, K, block 0, slot 0 is not what its step wrote") as found:
+    with pytest.raises(InvariantViolation, match=r"layer 0, (K|latent), block 0, slot 0 is not what") as found:
         loop.check()
     assert found.value.invariant is Invariant.SHADOW
 
@@ -112,3 +117,24 @@ def test_forks_and_swaps_raise_no_false_alarm_and_poison_reaches_nobody() -> Non
         assert results[f"r{i}"] == results[f"r{i}#1"] == continuation(prompt, 10)
     assert swap.num_loaded > 0
     loop.check(idle=True)
+
+
+@pytest.mark.parametrize("pool_format", [*FORMATS, None], ids=lambda f: f.key if f else "latent")
+def test_copies_and_swaps_move_every_byte_of_a_block(pool_format: PoolFormat | None) -> None:
+    cache = Writer(pool_format).cache
+    host = HostPool(cache, 3)
+    assert host.block_bytes == cache.block_bytes
+    for tensor in cache.block_tensors():
+        noise = torch.randint(
+            0, 120, (*tensor.shape, tensor.element_size()), generator=torch.Generator().manual_seed(1)
+        )
+        tensor.copy_(noise.to(torch.uint8).view(tensor.dtype).squeeze(-1))
+    before = [tensor.clone() for tensor in cache.block_tensors()]
+    copy_blocks(cache, torch.tensor([[3, 7], [4, 8]]))
+    host.save(np.array([5, 6]), np.array([2, 0]))
+    host.load(np.array([2, 0]), np.array([9, 10]))
+    for tensor, old in zip(cache.block_tensors(), before, strict=True):
+        moved = [*range(7), 3, 4, 5, 6, *range(11, 30)]
+        assert torch.equal(tensor.view(torch.uint8), old[:, moved].view(torch.uint8))
+    cache.check()
+    assert cache.num_bytes == 32 * cache.block_bytes
