@@ -108,6 +108,10 @@ class BlockAllocator:
         counts: IntArray = np.maximum(self._refcount[self._ids(blocks)], 0)
         return counts
 
+    def taken_blocks(self) -> IntArray:
+        """Blocks that are not free: referenced, reserved or fenced. A pass over the pool."""
+        return np.flatnonzero(self._refcount != FREE)
+
     def allocate_one(self) -> int:
         """One block with one reference.
 

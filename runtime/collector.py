@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from .arrays import BoolArray, IntArray
 from .kv_ledger import KVLedger
-from .plan import StepOutput, StepPlan
+from .plan import WITHHELD, StepOutput, StepPlan
 from .roster import Roster
 from .sequence import Finished, FinishReason
 
@@ -47,10 +47,23 @@ class Collector:
                 self._roster.sharing.store(row)  # chunks of prompts, for those that come meanwhile
         if self._ledger.window is not None and plan.bounds.max_query_len > 1:
             self._ledger.trim(plan.rows[state.ticket[plan.rows] == plan.tickets])
+        if values.size and int(np.minimum.reduce(values)) == WITHHELD:
+            given = values != WITHHELD
+            state.num_pending[rows[~given]] -= 1
+            index = rows = rows[given]
+            request_ids, values, logs = request_ids[given], values[given], None if logs is None else logs[given]
         full, stopped = state.push(index, values)
         if logs is not None:
             state.push_logprobs(rows, logs)
         return StepOutput(request_ids, values, self._finish(rows, full, stopped), logs)
+
+    def give(self, row: int, token: int) -> Finished | None:
+        """Takes a token that was withheld; the request's end, if it is the last one."""
+        rows = np.array([row])
+        self._rows.num_pending[row] += 1
+        full, stopped = self._rows.push(rows, np.array([token]))
+        ended = self._finish(rows, full, stopped)
+        return ended[0] if ended else None
 
     def _finish(self, rows: IntArray, full: BoolArray, stopped: BoolArray | None) -> tuple[Finished, ...]:
         """Ends the sequences in `rows` that are full or have stopped."""

@@ -7,8 +7,10 @@ from time import perf_counter_ns
 
 from .allocator import BlockAllocator
 from .arrays import blocks_for
+from .beam import BeamParams, BeamSearch, Hypothesis
 from .block_tables import BlockTables
 from .errors import Invariant, InvariantViolation, PagedRuntimeError, RequestTooLarge
+from .kv_shadow import KVShadow
 from .metrics import SequenceReport, Snapshot
 from .plan import StepOutput
 from .prefix_cache import PrefixCache
@@ -36,8 +38,10 @@ class DecodeLoop:
         swap: host memory for preempted sequences; see `SwapSpace`.
         window: see `SchedulerConfig`.
         prefix_cache: keeps the blocks of sequences for later ones with the same prefix and namespace.
+        shadow: watches every slot of the cache for foreign writes, and poisons what is freed; see `KVShadow`. Slow.
 
     Attributes:
+        shadow: the watch, or None.
         times: where the time of all steps went; replace it to measure a stretch of its own.
 
     Raises:
@@ -52,16 +56,19 @@ class DecodeLoop:
         swap: SwapSpace | None = None,
         window: int | None = None,
         prefix_cache: bool = False,
+        shadow: bool = False,
     ) -> None:
         cache, limits = model.cache, model.limits
         self.model = model
         self.allocator = BlockAllocator(cache.num_blocks)
         max_blocks = blocks_for(limits.max_context_len, cache.block_size)
-        self.tables = BlockTables(limits.max_num_seqs, max_blocks, cache.block_size, cache.device)
+        self.tables = BlockTables(limits.max_num_seqs, max_blocks, cache.block_size, cache.device, cache.null_block)
         config = SchedulerConfig(limits.token_budget, watermark_blocks, model.vocab_size, debug, window)
         self.prefix_cache = PrefixCache(self.allocator, cache.block_size) if prefix_cache else None
         self.scheduler = Scheduler(self.allocator, self.tables, config, swap, self.prefix_cache)
         self.times = StepTimes()
+        self._searches: list[BeamSearch] = []
+        self.shadow = KVShadow(cache, self.allocator) if shadow else None
         cache.claim(self)
 
     @property
@@ -77,6 +84,10 @@ class DecodeLoop:
             InvalidRequest: its id is in use, or a token of its prompt or stop tokens is outside the vocabulary.
             CacheInUse: this loop is closed.
         """
+        self._require_short(request)
+        self.scheduler.add(request)
+
+    def _require_short(self, request: Request) -> None:
         self.model.cache.require_claim(self)
         longest = self.model.limits.max_context_len
         if request.max_total_tokens > longest:
@@ -84,7 +95,6 @@ class DecodeLoop:
                 f"request {request.request_id!r}: {len(request.prompt)} prompt and up to {request.max_new_tokens} new "
                 f"tokens exceed max_context_len={longest}: shorten it, or raise the limit"
             )
-        self.scheduler.add(request)
 
     def add_all(self, requests: Iterable[Request]) -> tuple[str, ...]:
         """Queues all of `requests` or, if one is refused, none; returns their ids.
@@ -148,14 +158,24 @@ class DecodeLoop:
         if plan is None:
             return None
         try:
+            if self.shadow is not None:
+                self.shadow.before_step(plan)
             forward = self.model.forward(plan)
+            if self.shadow is not None:
+                self.shadow.after_step(plan)
             tokens = sample(forward.logits, plan.sampling)
             logprobs = logprobs_of(forward.logits, tokens) if plan.wants_logprobs else None
+            for search in self._searches:
+                search.withhold(plan, forward.logits, tokens)
             output = self.scheduler.commit(plan, tokens, logprobs)
+            if self.shadow is not None:
+                self.shadow.after_commit()
         except BaseException:
             if plan.step in self.allocator.steps_in_flight:
                 self.scheduler.abort(plan)
             raise
+        for search in self._searches:
+            search.advance(self.scheduler)
         times = self.times
         times.steps += 1
         times.tokens += plan.num_tokens
@@ -216,6 +236,26 @@ class DecodeLoop:
         ]
         return self.run(requests)
 
+    def beam_search(self, request: Request, params: BeamParams) -> list[Hypothesis]:
+        """Searches for the most probable outputs, beside whatever else runs; returns as many as beams, best first.
+
+        Raises:
+            RequestTooLarge: the pool does not hold all beams at their longest, or the model not the longest.
+            InvalidRequest: as for `add`.
+        """
+        self._require_short(request.with_changes(max_new_tokens=request.max_new_tokens + 1))
+        search = BeamSearch(request, params)
+        search.start(self.scheduler)
+        self._searches.append(search)
+        try:
+            while not search.is_done:
+                self._advance()
+        finally:
+            self._searches.remove(search)
+            if not search.is_done:
+                search.cancel(self.scheduler)
+        return search.finished
+
     def run(self, requests: Sequence[Request]) -> list[Finished]:
         """Runs `requests` to their end and returns the results in their order, all samples of each together.
 
@@ -264,6 +304,8 @@ class DecodeLoop:
         """
         self.scheduler.check()
         self.model.cache.check()
+        if self.shadow is not None:
+            self.shadow.check()
         cached = 0 if self.prefix_cache is None else self.prefix_cache.num_cached
         if idle and (self.has_work or self.allocator.num_free + cached != self.allocator.num_blocks):
             detail = (

@@ -71,6 +71,8 @@ class Invariant(StrEnum):
     COVERAGE = "a running sequence names exactly the blocks that its tokens need"
     ROWS = "every row is free or holds one running sequence"
     PREFIX_TREE = "the prefix cache names each block once, under its tokens, and counts what leases keep"
+    SHADOW = "a slot holds what its own step wrote, until its block is freed"
+    POISON = "nothing writes to a free block"
     GUARD = "guard blocks hold what was written at the start"
 
 

@@ -15,6 +15,7 @@ from .sampling import SamplingBatch
 from .sequence import Finished
 
 _NO_VOCABULARY = int(np.iinfo(np.int32).max)
+WITHHELD = -1  # in place of a token: it is chosen later, and handed in with `Scheduler.give`
 ObjectArray = npt.NDArray[np.object_]
 
 
@@ -116,10 +117,11 @@ def sampled_tokens(plan: StepPlan, tokens: Any, vocab_size: int | None) -> IntAr
         )
     limit = _NO_VOCABULARY if vocab_size is None else vocab_size
     if values.size and np.maximum.reduce(values.view(np.uint64)) >= limit:  # as unsigned, a negative token is huge
-        bad = values[(values < 0) | (values >= limit)]
-        raise ValueError(
-            f"step {plan.step} got token {bad[0]}: ids are 0 to {limit - 1}. Logits of NaN sample beyond the last"
-        )
+        bad = values[(values < WITHHELD) | (values >= limit)]
+        if bad.size:
+            raise ValueError(
+                f"step {plan.step} got token {bad[0]}: ids are 0 to {limit - 1}. Logits of NaN sample beyond the last"
+            )
     return values
 
 

@@ -13,7 +13,7 @@ from .allocator import BlockAllocator
 from .arrays import IntArray, blocks_for
 from .block_tables import BlockTables
 from .collector import Collector
-from .errors import RequestTooLarge
+from .errors import InvalidRequest, RequestTooLarge
 from .kv_ledger import KVLedger
 from .metrics import SequenceReport, Snapshot, report, take_snapshot
 from .plan import StepOutput, StepPlan, sampled_logprobs, sampled_tokens
@@ -162,7 +162,8 @@ class Scheduler:
         Args:
             plan: the oldest in flight.
             tokens: int [num_sampled]: one for each sequence that samples, in order; array, tensor or list.
-                Tokens of sequences that were cancelled or preempted in the meantime are dropped.
+                Tokens of sequences that were cancelled or preempted in the meantime are dropped. -1 withholds one: its
+                sequence pauses until `give`, and where it is preempted meanwhile, it samples once more.
             logprobs: [num_sampled]: log probability of each, for those that ask.
 
         Raises:
@@ -173,6 +174,21 @@ class Scheduler:
         logs = None if logprobs is None else sampled_logprobs(plan, logprobs)
         self._batch = self._batch if plan.num_samples is None else None
         return self._collector.take(plan, values, logs)
+
+    def give(self, request_id: str, token: int) -> Finished | None:
+        """Hands in a token that was withheld when its step was committed; returns the end of the request, if it is.
+
+        Raises:
+            RequestFinished, UnknownRequest: as for `cancel`.
+            InvalidRequest: a token outside the vocabulary, or none is missing.
+        """
+        row = self.roster.find(request_id).row
+        if self.config.vocab_size is not None:
+            require_tokens(request_id, "token", (token,), self.config.vocab_size)
+        if row < 0 or self.rows.num_pending[row] or self.rows.num_scheduled[row] != self.rows.num_tokens[row]:
+            raise InvalidRequest(f"request {request_id!r} lacks no token: its last one was not withheld")
+        self._batch = None
+        return self._collector.give(row, token)
 
     def speculate(self, request_id: str, tokens: Sequence[int]) -> None:
         """Guesses the next tokens of a running request; the next step verifies them all at once.

@@ -11,7 +11,7 @@ import torch
 from ..kernels.problem import require_positive
 from .allocator import BlockAllocator
 from .arrays import IntArray, to_device
-from .kv_cache import KVCache
+from .block_memory import BlockMemory
 
 
 class Preemption(StrEnum):
@@ -72,16 +72,16 @@ class BlockMover(Protocol):
 
 
 class HostPool:
-    """A `BlockMover` for a `KVCache`: as many blocks of host memory, page-locked where there is a GPU.
+    """A `BlockMover` for a cache: as many blocks of host memory, page-locked where there is a GPU.
 
-    K, V and scales kept for each token move together; scales of whole tensors or heads stay where they are.
+    All that belongs to a block moves together; scales of whole tensors or heads stay where they are.
 
     Args:
         cache: the device's pools.
         num_blocks: blocks of host memory.
     """
 
-    def __init__(self, cache: KVCache, num_blocks: int) -> None:
+    def __init__(self, cache: BlockMemory, num_blocks: int) -> None:
         require_positive("num_blocks", num_blocks)
         self._cache, self.block_bytes = cache, cache.block_bytes
         pinned = cache.device.type == "cuda"
@@ -103,7 +103,7 @@ class HostPool:
                 pool[:, block].copy_(memory[:, host], non_blocking=True)
 
 
-def copy_blocks(cache: KVCache, pairs: torch.Tensor) -> None:
+def copy_blocks(cache: BlockMemory, pairs: torch.Tensor) -> None:
     """Makes the copies of a step, [k, 2] (source, destination), in every layer: for engines without a copy kernel."""
     index = to_device(pairs.cpu().numpy(), cache.device) if pairs.device != cache.device else pairs
     for pool in cache.block_tensors():

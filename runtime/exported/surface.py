@@ -12,6 +12,8 @@ from ..adapters.config_problem import problem_of_config
 from ..adapters.transformers import PagedTransformer
 from ..allocator import BlockAllocator
 from ..attention import PagedAttention, PagedOp, Workspaces
+from ..beam import BeamParams, BeamSearch, Hypothesis
+from ..block_memory import BlockMemory
 from ..block_tables import BlockTables
 from ..decode_loop import DecodeLoop, Forward, StepModel
 from ..dispatch import Dispatch, NoKernel
@@ -26,8 +28,11 @@ from ..errors import (
     UnknownRequest,
 )
 from ..explanation import Explanation
+from ..graph_batch import GraphBatch
 from ..kv_cache import KVCache
 from ..kv_ledger import KVLedger
+from ..kv_shadow import Fault, KVShadow
+from ..latent_cache import LatentCache
 from ..launch_group import LayerAttention
 from ..limits import BatchLimits
 from ..metrics import PoolBytes, SequenceReport, Snapshot
@@ -46,7 +51,10 @@ from .package import Package, load
 
 __all__ = [
     "BatchLimits",
+    "BeamParams",
+    "BeamSearch",
     "BlockAllocator",
+    "BlockMemory",
     "BlockTables",
     "Bounds",
     "CacheInUse",
@@ -56,14 +64,19 @@ __all__ = [
     "DeviceKind",
     "Dispatch",
     "Explanation",
+    "Fault",
     "FinishReason",
     "Finished",
     "Forward",
+    "GraphBatch",
     "HostPool",
+    "Hypothesis",
     "InvalidRequest",
     "InvariantViolation",
     "KVCache",
     "KVLedger",
+    "KVShadow",
+    "LatentCache",
     "LayerAttention",
     "Layout",
     "ModelAttention",
