@@ -35,7 +35,7 @@ def test_tokens_are_those_of_a_run_without_cache(num_blocks: int, seed: int) -> 
     prompts = conversations(30, seed)
     computed, hits = [], 0
     for prefix_cache in (False, True):
-        loop = DecodeLoop(ToyModel(num_blocks, limits=LIMITS), debug=True, prefix_cache=prefix_cache)
+        loop = DecodeLoop(ToyModel(num_blocks, limits=LIMITS), debug=True, shadow=True, prefix_cache=prefix_cache)
         results = [loop.generate(prompts[i : i + 5], 6) for i in range(0, len(prompts), 5)]
         tokens = [finished.tokens for batch in results for finished in batch]
         assert tokens == [continuation(prompt, 6) for prompt in prompts]

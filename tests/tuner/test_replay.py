@@ -31,14 +31,6 @@ def lengths(trace: Trace) -> tuple[np.ndarray, np.ndarray]:
     return np.array([r.prompt_len for r in trace.requests]), np.array([r.output_len for r in trace.requests])
 
 
-def shortened(trace: Trace, factor: int) -> Trace:
-    """The same with lengths divided, so that a replay is quick."""
-    requests = tuple(
-        TraceRequest(r.arrival_s, -(-r.prompt_len // factor), -(-r.output_len // factor)) for r in trace.requests
-    )
-    return Trace(trace.name, requests)
-
-
 def test_azure_and_mooncake_files_are_read(tmp_path: Path) -> None:
     azure = tmp_path / "a.csv"
     azure.write_text(
@@ -119,7 +111,7 @@ def test_the_tables_are_those_of_the_files(name: str) -> None:
 
 
 def test_every_pool_from_one_longest_request_up_runs_to_the_end() -> None:
-    trace = shortened(generate_trace(AZURE_CONVERSATION, 24, seed=5), 64)
+    trace = generate_trace(AZURE_CONVERSATION, 24, seed=5).scaled(64)
     smallest = smallest_pool(trace, 4)
     preempted = []
     for blocks in range(smallest, smallest + 60, 4):
@@ -144,27 +136,27 @@ def test_a_replay_counts_what_a_hand_can_count() -> None:
     assert result.utilisation == pytest.approx(np.mean([1026, 1027, 1028]) / 1536)
 
 
-def compare(a: Trace, b: Trace, settings: ReplaySettings) -> None:
-    """The figures of two traces are within 10 % of each other."""
-    first, second = replay(a, settings), replay(b, settings)
-    for name in ("utilisation", "pool_use", "concurrency", "hit_rate"):
-        assert getattr(second, name) == pytest.approx(getattr(first, name), rel=0.1, abs=0.005), name
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("name", list(TABLES))
-def test_the_generator_stands_in_for_the_file(name: str) -> None:
-    """A sample of each, spread over the whole trace; the whole traces are compared by `pagedtune replay`."""
-    whole = public(name)
-    every = 8 if TABLES[name].sharing is None else 30
-    settings = ReplaySettings(None, 64, 64, 8192, arrivals=Arrivals.SATURATED)
-    pools = {"num_blocks": 3000 if TABLES[name].sharing else 1000}
-    generated = generate_trace(TABLES[name])
-    if TABLES[name].sharing is None:
-        whole, generated = (Trace(t.name, t.requests[::every]) for t in (whole, generated))
-    else:
-        whole, generated = whole.first(len(whole.requests) // every), generated.first(len(generated.requests) // every)
-    compare(whole, generated, ReplaySettings(**{**settings.__dict__, **pools}))
+@pytest.mark.parametrize(
+    ("name", "factor", "every", "blocks", "figures"),
+    [
+        (AZURE_CONVERSATION.name, 32, 4, 1000, ("concurrency", "pool_use", "utilisation")),
+        (AZURE_CODE.name, 32, 2, 300, ("concurrency", "pool_use", "utilisation")),
+        (MOONCAKE_CONVERSATION.name, 128, 1, 12_000, ("concurrency", "pool_use", "utilisation", "hit_rate")),
+    ],
+)
+def test_the_generator_stands_in_for_the_file(
+    name: str, factor: int, every: int, blocks: int, figures: tuple[str, ...]
+) -> None:
+    """Within 10 %, for traces of shortened requests; `pagedtune replay` compares the whole ones."""
+    settings = ReplaySettings(blocks, 4, 128, 1024, prefix_cache="hit_rate" in figures, arrivals=Arrivals.SATURATED)
+    found = [
+        replay(Trace(trace.name, trace.requests[::every]).scaled(factor), settings)
+        for trace in (public(name), generate_trace(TABLES[name]))
+    ]
+    for figure in figures:
+        file, generated = (getattr(result, figure) for result in found)
+        assert generated == pytest.approx(file, rel=0.1), figure
 
 
 def test_the_command_prints_the_figures(capsys: pytest.CaptureFixture[str]) -> None:
