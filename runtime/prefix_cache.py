@@ -38,8 +38,8 @@ class PrefixCache:
     Eviction takes the end of the least recently used chain. What a step in flight may still read goes behind its
     fence; the rest, idle since before those steps began, is free at once.
 
-    Costs do not depend on the size of the pool: a walk compares whole runs of tokens; `evict` touches only what it
-    evicts, and entries that were used since they were queued. Memory is bounded by the blocks of the pool.
+    No cost depends on the size of the pool: a walk compares whole runs of tokens, `evict` touches what it evicts and
+    what was used since it was queued. Memory is bounded by the blocks of the pool.
 
     Args:
         allocator: owner of the blocks.
@@ -196,7 +196,10 @@ class PrefixCache:
         if free or fenced:
             self._allocator.recycle(_joined(free))
             self._allocator.free(_joined(fenced))
-            self._count_evicted(_joined(free + fenced))
+            gone = _joined(free + fenced)
+            self.statistics.evicted_blocks += gone.size
+            if self._events:
+                self._events.add(Evicted(gone))
         return count - max(left, 0)
 
     def invalidate(self, namespace: Namespace | None = None) -> None:
@@ -213,8 +216,7 @@ class PrefixCache:
 
     def references(self, num_pool_blocks: int) -> IntArray:
         """The cache's references to each block of the pool, [num_pool_blocks]: 0 or 1."""
-        held = [node.blocks for root in self._tree.all_roots for node in root.descendants()]
-        return np.bincount(_joined(held), minlength=num_pool_blocks)
+        return np.bincount(self._tree.all_blocks, minlength=num_pool_blocks)
 
     def check(self) -> None:
         """Derives every invariant of the tree anew.
@@ -245,20 +247,10 @@ class PrefixCache:
         lease.node = self._tree.grow(node, key, blocks, lease.is_pin)
 
     def _count_query(self, match: PrefixMatch) -> None:
-        if match.num_queried == 0:
-            return
         found = match.num_tokens(self.block_size)
-        self.statistics.queries += 1
-        self.statistics.queried_tokens += match.num_queried
-        self.statistics.hit_tokens += found
-        self.statistics.copied_tokens += match.copy_tokens
+        self.statistics.count_query(match.num_queried, found, match.copy_tokens)
         if self._events and found:
             self._events.add(Hit(match.namespace, found, match.num_queried))
-
-    def _count_evicted(self, blocks: IntArray) -> None:
-        self.statistics.evicted_blocks += blocks.size
-        if self._events:
-            self._events.add(Evicted(blocks))
 
 
 def _joined(runs: list[IntArray]) -> IntArray:

@@ -77,6 +77,13 @@ class PrefixStatistics:
     evicted_blocks: int = 0
     duplicate_blocks: int = 0
 
+    def count_query(self, queried: int, hit: int, copied: int) -> None:
+        """Counts a sequence of `queried` tokens; none for one that brings its own K and V."""
+        self.queries += queried > 0
+        self.queried_tokens += queried
+        self.hit_tokens += hit
+        self.copied_tokens += copied
+
     @property
     def hit_rate(self) -> float:
         """Share of the queried tokens that came from the cache; 0 before the first query."""

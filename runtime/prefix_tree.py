@@ -40,6 +40,12 @@ class PrefixTree:
         """Roots that can be found and those that no longer can."""
         return [*self.roots.values(), *self._orphans]
 
+    @property
+    def all_blocks(self) -> IntArray:
+        """Every block in the tree, once."""
+        runs = [node.blocks for root in self.all_roots for node in root.descendants()]
+        return np.concatenate([np.empty(0, np.int64), *runs])
+
     def root_of(self, node: Node) -> Root:
         """The root above a node."""
         *_, root = node.path()

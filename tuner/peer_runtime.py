@@ -53,7 +53,7 @@ class VllmPeer:
         self._pool, self._manager, self._utils = (
             import_module(f"vllm.v1.core.{name}") for name in ("block_pool", "kv_cache_manager", "kv_cache_utils")
         )
-        self._interface = import_module("vllm.v1.kv_cache_interface")
+        self._interface = import_module(f"{VLLM.package}.v1.kv_cache_interface")
 
     def pool(self, num_blocks: int, caching: bool) -> Any:
         """A `BlockPool`."""
