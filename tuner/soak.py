@@ -244,7 +244,16 @@ def main() -> int:
     console = console_for(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("requests", total=settings.requests)
-        result = soak(settings, lambda done: progress.update(task, completed=done))
+        shown = 0
+
+        def show(done: int) -> None:
+            nonlocal shown
+            progress.update(task, completed=done)
+            if not console.is_terminal and done >= shown + settings.requests // 20:
+                shown = done
+                console.print(f"{done} of {settings.requests} requests")
+
+        result = soak(settings, show)
     print(json.dumps({**asdict(result), "is_flat": result.is_flat}, indent=1))
     return 0 if result.is_flat else 1
 
