@@ -9,12 +9,13 @@ import torch
 
 from ..kernels.bounds import Bounds, bucket_of
 from ..kernels.variant import Op
-from .attention import PagedOp, Workspaces
-from .dispatch import Dispatch
+from .attention import PagedOp, PlannedOp, Workspaces
+from .dispatch import Dispatch, NoKernel
 from .kv_cache import KVCache
 from .launch_group import LaunchGroup, LayerAttention, Run, pool_tensors
 from .limits import BatchLimits
 from .plan import StepPlan
+from .swap import copy_blocks
 
 
 class ModelAttention:
@@ -61,7 +62,7 @@ class ModelAttention:
         self._v = torch.zeros((tokens, heads, problem.head_dim_v), dtype=dtype, device=cache.device)
         self._slot_mapping = torch.full((tokens,), -1, dtype=torch.int64, device=cache.device)
         self._writer = PagedOp(Op.KV_WRITE, problem, cache.pool_format, dispatch, workspaces)
-        self._copier = PagedOp(Op.COPY_BLOCKS, problem, cache.pool_format, dispatch, workspaces)
+        self._copier = _copier(PagedOp(Op.COPY_BLOCKS, problem, cache.pool_format, dispatch, workspaces))
         self._bound_writes: dict[int, list[Run]] = {}
         self._writes: list[Run] = []
         self._num_decodes = self._num_tokens = 0
@@ -76,7 +77,6 @@ class ModelAttention:
         for attention in dict.fromkeys(layer.attention for layer in self.layers):
             for bounds in (*decodes, *prefills):
                 attention.plan(bounds)
-        self._copier.plan(Bounds(1, 1))
         for padded in (1 << i for i in range(tokens.bit_length())):
             self._writer.plan(Bounds(padded, 1))
 
@@ -129,10 +129,12 @@ class ModelAttention:
 
     def _copy_blocks(self, pairs: torch.Tensor) -> None:
         """Gives forked sequences their own copies of blocks that they are about to write to, in every layer."""
-        planned = self._copier.plan(Bounds(1, 1))
+        if self._copier is None:
+            copy_blocks(self.cache, pairs)
+            return
         for layer in range(self.cache.num_layers):
             pools = {"k_cache": self.cache.k_cache(layer), "v_cache": self.cache.v_cache(layer)}
-            planned.bind({"block_pairs": pairs, **pools})()
+            self._copier.bind({"block_pairs": pairs, **pools})()
 
     def _output(self) -> torch.Tensor:
         if self._num_decodes == self._num_tokens:
@@ -150,3 +152,11 @@ class ModelAttention:
             runs = [planned.bind({**tensors, **pool_tensors(self.cache, i)}) for i in range(self.cache.num_layers)]
             self._bound_writes[padded] = runs
         return runs
+
+
+def _copier(op: PagedOp) -> PlannedOp | None:
+    """The kernel that copies blocks; None where there is none, and torch has to do."""
+    try:
+        return op.plan(Bounds(1, 1))
+    except NoKernel:
+        return None

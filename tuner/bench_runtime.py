@@ -127,6 +127,35 @@ def scheduler_cost(num_seqs: int, steps: int = 400) -> Quantiles:
     return _timed(step, steps)
 
 
+def churn_cost(num_seqs: int, steps: int = 400) -> Quantiles:
+    """As `scheduler_cost`, but one sequence in a hundred ends in each step and another one comes, with its prompt."""
+    max_blocks = (LONGEST_PROMPT + 256) // BLOCK_SIZE + 1
+    allocator = BlockAllocator(num_seqs * max_blocks)
+    scheduler = Scheduler(
+        allocator, BlockTables(num_seqs, max_blocks, BLOCK_SIZE), SchedulerConfig(max(2048, num_seqs), vocab_size=32000)
+    )
+    random = np.random.default_rng(0)
+    added = 0
+
+    def fill() -> None:
+        nonlocal added
+        while len(scheduler.roster.live) < num_seqs + 8:
+            prompt, output = int(random.integers(1, LONGEST_PROMPT)), int(random.integers(1, 200))
+            scheduler.add(Request(str(added), (7,) * prompt, output))
+            added += 1
+
+    times = []
+    for step in range(steps + 2 * num_seqs):
+        fill()
+        start = perf_counter_ns()
+        plan = scheduler.schedule()
+        assert plan is not None
+        scheduler.commit(plan, np.full(plan.sampling.seed.size, 5, np.int64))
+        if step >= 2 * num_seqs:  # until all rows are in use and their ages differ
+            times.append(perf_counter_ns() - start)
+    return Quantiles.of(times)
+
+
 def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
@@ -138,6 +167,8 @@ def main() -> None:
     for num_seqs in options.sequences:
         print(f"{num_seqs:5d} sequences, books:             {step_cost(num_seqs).micros()}")
         print(f"{num_seqs:5d} sequences, schedule + commit: {scheduler_cost(num_seqs).micros()}")
+        if num_seqs <= 256:  # each one more takes a step to fill up
+            print(f"{num_seqs:5d} sequences, coming and going:  {churn_cost(num_seqs).micros()}")
 
 
 if __name__ == "__main__":

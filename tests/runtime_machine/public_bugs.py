@@ -6,37 +6,28 @@ bug is a function put in the place of a method; its scenario must then fail, and
 
 from __future__ import annotations
 
-import gc
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
-from pagedtune.kernels.dtypes import DType
-from pagedtune.kernels.pool_format import PoolFormat
-from pagedtune.kernels.problem import Problem
-from pagedtune.runtime import swap as swap_module
 from pagedtune.runtime.admission import Admission
 from pagedtune.runtime.allocator import BlockAllocator
 from pagedtune.runtime.arrays import as_ints
 from pagedtune.runtime.block_tables import BlockTables
-from pagedtune.runtime.errors import InvalidBlock, RequestTooLarge
+from pagedtune.runtime.graph_batch import GraphBatch
 from pagedtune.runtime.kv_cache import KVCache
 from pagedtune.runtime.kv_ledger import KVLedger
 from pagedtune.runtime.roster import Roster
 from pagedtune.runtime.rows import RunningRows
-from pagedtune.runtime.scheduler import Scheduler, SchedulerConfig
+from pagedtune.runtime.scheduler import Scheduler
 from pagedtune.runtime.sequence import Request
 from pagedtune.runtime.staging import Staging
-from pagedtune.runtime.swap import Preemption, SwapPolicy, SwapSpace
+from pagedtune.runtime.swap import SwapSpace
 
-from .ledger_model import LedgerModel
-from .machine import drive
-from .scheduler_model import SchedulerModel
+from . import public_scenarios as must
 
 ELSEWHERE_KERNELS = "kernels: blocks above 2^31 elements, poisoned tails and padding are hazards of every gate case"
 ELSEWHERE_CACHE = "prefix cache: tests/runtime/test_prefix_cache.py"
@@ -63,149 +54,6 @@ class Bug:
     method: str = ""
     fault: Callable[..., Any] | None = None
     scenario: Callable[[], Any] | None = None
-
-
-def random_ledger() -> None:
-    """Any operations on the ledger."""
-    drive([partial(LedgerModel, window) for window in (None, 4)], 1500, run_length=150)
-
-
-def random_scheduler() -> None:
-    """Any operations on the scheduler."""
-    models = [partial(SchedulerModel, window, Preemption.SWAP) for window in (None, 4)]
-    drive(models, 1500, run_length=150)
-
-
-def make(num_blocks: int = 16, rows: int = 4, **config: Any) -> Scheduler:
-    """A scheduler over blocks of 4 tokens."""
-    return Scheduler(BlockAllocator(num_blocks), BlockTables(rows, 12, 4), SchedulerConfig(32, **config))
-
-
-def slots_far_out() -> None:
-    tables = BlockTables(1, 1, 256)
-    tables.append([0], [1], [2**31 - 1])
-    assert tables.slot_mapping(np.array([0]), np.array([255])).tolist() == [(2**31 - 1) * 256 + 255]
-
-
-def window_under_a_failed_step() -> None:
-    """What a step in flight was to process may have to be processed again."""
-    ledger = KVLedger(BlockAllocator(8), BlockTables(1, 8, 4), window=5)
-    ledger.advance(np.array([0]), np.array([12]))
-    ledger.begin_step()
-    ledger.trim(np.array([0]))
-    assert ledger.tables.first_block[0] == 0
-
-
-def staged_twice() -> None:
-    """A slow device reads what it was sent in the order of launch, after the host has gone on."""
-    staging = Staging(torch.device("cpu"), copies=True)
-    first = staging.send(1, (1,), [np.array([1, 2, 3])])[0]
-    second = staging.send(2, (1, 2), [np.array([4, 5, 6])])[0]
-    assert (first.tolist(), second.tolist()) == ([1, 2, 3], [4, 5, 6])
-
-
-def share_what_is_free() -> None:
-    allocator = BlockAllocator(2)
-    try:
-        allocator.add_reference([1])
-    except InvalidBlock:
-        return
-    raise AssertionError("a free block got a reference")
-
-
-def host_memory_comes_back_once() -> None:
-    swap = SwapSpace(4, None, SwapPolicy(Preemption.SWAP))
-    saved = swap.try_save(np.arange(3), 12)
-    assert saved is not None
-    swap.load(saved, np.arange(3))
-    assert swap.allocator.num_free == 4
-    swap.allocator.check(np.zeros(4, np.int64))
-
-
-def nothing_keeps_what_has_ended() -> None:
-    scheduler = make()
-    scheduler.add(Request("a", (1, 2, 3), 4, n=2))
-    kept = weakref.ref(scheduler.roster.live["a"])
-    scheduler.cancel("a")
-    gc.collect()
-    assert kept() is None
-
-
-def too_large_is_refused() -> None:
-    try:
-        make(num_blocks=2).add(Request("a", tuple(range(20)), 4))
-    except RequestTooLarge:
-        return
-    raise AssertionError("it waits for ever")
-
-
-def a_long_prompt_is_admitted_when_all_of_it_fits() -> None:
-    scheduler = make(num_blocks=10)
-    for name in ("a", "b"):
-        scheduler.add(Request(name, tuple(range(30)), 5))
-    while scheduler.has_work:
-        plan = scheduler.schedule()
-        assert plan is not None
-        scheduler.commit(plan, [1] * int(plan.samples.sum()))
-    assert scheduler.roster.num_preemptions == 0
-
-
-def nobody_is_preempted_in_vain() -> None:
-    scheduler = make(num_blocks=4)
-    for name in ("a", "b", "c"):
-        scheduler.add(Request(name, (1, 2, 3), 9))
-    plan = scheduler.schedule()
-    assert plan is not None
-    scheduler.commit(plan, [1] * 3)
-    scheduler.schedule()
-    scheduler.schedule()
-    assert scheduler.roster.num_preemptions == 1
-
-
-def samples_count_once() -> None:
-    scheduler = make()
-    scheduler.add(Request("a", tuple(range(10)), 8, n=3))
-    for _ in range(3):
-        plan = scheduler.schedule()
-        assert plan is not None
-        scheduler.commit(plan, [1] * int(plan.samples.sum()))
-    snapshot = scheduler.snapshot()
-    # 2 full blocks once, and for each sample its own third: 12 tokens of the first, 11 of those that branched off
-    assert snapshot.live_tokens == 8 + 4 + 3 + 3
-    assert snapshot.waste_tokens >= 0
-
-
-def who_was_first_goes_on_first() -> None:
-    """What was swapped out comes back before anybody new gets in."""
-    scheduler = Scheduler(
-        BlockAllocator(8), BlockTables(2, 12, 4), SchedulerConfig(32), SwapSpace(8, None, SwapPolicy(Preemption.SWAP))
-    )
-    for name in ("a", "b", "c"):
-        scheduler.add(Request(name, tuple(range(10)), 9))
-    plan = scheduler.schedule()
-    assert plan is not None
-    scheduler.commit(plan, [1, 1])
-    scheduler.preempt("b")
-    plan = scheduler.schedule()
-    assert plan is not None
-    assert "b" in plan.request_ids
-
-
-def the_last_freed_is_the_first_reused() -> None:
-    allocator = BlockAllocator(4)
-    allocator.allocate(3)
-    allocator.free([2, 1])
-    assert allocator.allocate(2).tolist() == [2, 1]
-
-
-def both_k_and_v_are_copied() -> None:
-    cache = KVCache(Problem(2, 1, 8, q_dtype=DType.FP32), PoolFormat(4, DType.FP32), 2, 3)
-    pools = [pool(layer) for layer in range(2) for pool in (cache.k_cache, cache.v_cache)]
-    for pool in pools:
-        pool.copy_(torch.arange(pool.numel()).view(pool.shape))
-    swap_module.copy_blocks(cache, torch.tensor([[0, 2]]))
-    for pool in pools:
-        assert torch.equal(pool[2], pool[0])
 
 
 def free_without_fence(self: BlockAllocator, blocks: Any) -> None:
@@ -341,66 +189,81 @@ def write_in_place(self: KVLedger, rows: Any, writes: Any) -> Any:
     return np.empty(0, np.int64)
 
 
+def pad_with_the_last_slot(self: GraphBatch, plan: Any) -> int:
+    self.slot_mapping[: plan.num_tokens].copy_(plan.slot_mapping)
+    self.slot_mapping[plan.num_tokens :] = 39
+    return self.slot_mapping.shape[0]
+
+
+def leave_the_padding(self: GraphBatch, plan: Any) -> int:
+    count, width = plan.num_tokens, plan.block_table.shape[1]
+    self.slot_mapping[:count].copy_(plan.slot_mapping)
+    self.block_table[:count, :width].copy_(plan.block_table)
+    return self.slot_mapping.shape[0]
+
+
 BUGS = (
     Bug(1, "vllm #1486", "slots overflow 32 bits", owner=BlockTables, method="slot_mapping", fault=narrow_slots,
-        scenario=slots_far_out),
+        scenario=must.slots_far_out),
     *(Bug(number, source, "a kernel's offsets overflow 32 bits", ELSEWHERE_KERNELS) for number, source in (
         (2, "vllm #50427"), (3, "vllm #47671"), (4, "flashinfer #3136"), (5, "vllm-xpu-kernels #445"))),
-    Bug(6, "vllm #43810", "slot -1 of padding is the last slot", "tests/runtime_loop/test_padding.py"),
+    Bug(6, "vllm #43810", "slot -1 of padding is the last slot", owner=GraphBatch, method="load",
+        fault=pad_with_the_last_slot, scenario=must.padding_writes_nowhere_and_reads_nothing_old),
     Bug(7, "sglang #32477", "what padding holds leaks through a mask", ELSEWHERE_KERNELS),
-    Bug(8, "lmdeploy #4569", "padded rows keep the tables of a step before", "tests/runtime_loop/test_padding.py"),
+    Bug(8, "lmdeploy #4569", "padded rows keep the tables of a step before", owner=GraphBatch, method="load",
+        fault=leave_the_padding, scenario=must.padding_writes_nowhere_and_reads_nothing_old),
     Bug(9, "vllm #13922", "a kernel writes more rows than there are slots", ELSEWHERE_KERNELS),
     Bug(10, "vllm #45357", "freed while a step in flight writes", owner=BlockAllocator, method="_retire",
-        fault=free_without_fence, scenario=random_ledger),
+        fault=free_without_fence, scenario=must.random_ledger),
     Bug(11, "vllm #47728", "window by booked tokens", owner=KVLedger, method="trim", fault=trim_booked,
-        scenario=window_under_a_failed_step),
+        scenario=must.window_under_a_failed_step),
     Bug(12, "TensorRT-LLM #15546", "staging overwritten before its copy ran", owner=Staging, method="_slot",
-        fault=one_buffer, scenario=staged_twice),
+        fault=one_buffer, scenario=must.staged_twice),
     Bug(13, "vllm #56525", "shared before it was written", owner=KVLedger, method="finish_step",
-        fault=fork_what_is_booked, scenario=random_scheduler),
+        fault=fork_what_is_booked, scenario=must.random_scheduler),
     Bug(14, "sglang #38319", "a chunk is cached amid its prompt", ELSEWHERE_CACHE),
     Bug(15, "vllm #11565", "hits counted as evictable", ELSEWHERE_CACHE),
     Bug(16, "vllm #3347", "a fork counts blocks twice", owner=BlockAllocator, method="add_reference",
-        fault=count_twice, scenario=random_ledger),
+        fault=count_twice, scenario=must.random_ledger),
     Bug(17, "TensorRT-LLM #12667", "a reference to a free block", owner=BlockAllocator, method="add_reference",
-        fault=share_without_looking, scenario=share_what_is_free),
+        fault=share_without_looking, scenario=must.share_what_is_free),
     Bug(18, "TensorRT-LLM #12834", "blocks of a tier are lost", owner=SwapSpace, method="load", fault=load_and_keep,
-        scenario=host_memory_comes_back_once),
+        scenario=must.host_memory_comes_back_once),
     Bug(19, "TensorRT-LLM #19242", "a cycle keeps what has ended", owner=Roster, method="_forget_relative",
-        fault=keep_members, scenario=nothing_keeps_what_has_ended),
+        fault=keep_members, scenario=must.nothing_keeps_what_has_ended),
     Bug(20, "TensorRT-LLM #15018", "removed before its blocks were stored", ELSEWHERE_CACHE),
     Bug(21, "nano-vllm #163", "an old hash names a new block", ELSEWHERE_CACHE),
     Bug(22, "nano-vllm #211", "what came along is computed again", owner=RunningRows, method="owed",
-        fault=forget_what_came_along, scenario=random_scheduler),
+        fault=forget_what_came_along, scenario=must.random_scheduler),
     Bug(23, "nano-vllm #144", "a query of no token", owner=Roster, method="_common_tokens", fault=all_of_it,
-        scenario=random_scheduler),
+        scenario=must.random_scheduler),
     *(Bug(number, source, "wrong block by its hash", ELSEWHERE_CACHE) for number, source in (
         (24, "vllm #49125"), (25, "vllm #4761"), (26, "kvcached #446"), (27, "openvino.genai #3722"))),
     Bug(28, "vllm #39734", "larger than the pool, never refused", owner=Scheduler, method="_require_fits",
-        fault=no_limit, scenario=too_large_is_refused),
+        fault=no_limit, scenario=must.too_large_is_refused),
     Bug(29, "vllm #45388", "loads reserve less than they need", "admission counts the whole prompt, loads included"),
     Bug(30, "vllm-ascend #16315", "preempting what frees nothing now", owner=Admission, method="secure",
-        fault=preempt_at_any_rate, scenario=nobody_is_preempted_in_vain),
+        fault=preempt_at_any_rate, scenario=must.nobody_is_preempted_in_vain),
     Bug(31, "vllm #21809", "admitted by its first chunk", owner=Admission, method="_blocks_of", fault=chunk_only,
-        scenario=a_long_prompt_is_admitted_when_all_of_it_fits),
+        scenario=must.a_long_prompt_is_admitted_when_all_of_it_fits),
     Bug(32, "sglang #6731", "tokens counted where blocks are needed", owner=BlockTables, method="missing_blocks",
-        fault=tokens_for_blocks, scenario=random_ledger),
+        fault=tokens_for_blocks, scenario=must.random_ledger),
     Bug(33, "sglang #6888", "shared blocks counted twice", owner="pagedtune.runtime.metrics", method="_live_tokens",
-        fault=all_entries, scenario=samples_count_once),
+        fault=all_entries, scenario=must.samples_count_once),
     Bug(34, "sglang-jax #982", "freed on two ways", owner=KVLedger, method="release", fault=release_twice,
-        scenario=random_scheduler),
+        scenario=must.random_scheduler),
     Bug(35, "vllm #46283", "an abort keeps its blocks", owner=KVLedger, method="release", fault=release_nothing,
-        scenario=random_scheduler),
+        scenario=must.random_scheduler),
     Bug(36, "pegainfer #350", "the next block is taken too early", owner=BlockTables, method="missing_blocks",
-        fault=a_block_early, scenario=random_scheduler),
+        fault=a_block_early, scenario=must.random_scheduler),
     Bug(37, "vllm #5578", "new ones get in before those swapped out", owner=Roster, method="preempt",
-        fault=last_in_the_queue, scenario=who_was_first_goes_on_first),
+        fault=last_in_the_queue, scenario=must.who_was_first_goes_on_first),
     Bug(38, "vllm #51482", "reuse turned from last to first", owner=BlockAllocator, method="_push",
-        fault=oldest_first, scenario=the_last_freed_is_the_first_reused),
+        fault=oldest_first, scenario=must.the_last_freed_is_the_first_reused),
     Bug(39, "vllm-ascend #16013", "a copy of one tensor of two", owner=KVCache, method="block_tensors",
-        fault=k_alone, scenario=both_k_and_v_are_copied),
+        fault=k_alone, scenario=must.both_k_and_v_are_copied),
     Bug(40, "this project", "a write to a shared block without a copy", owner=KVLedger, method="_must_copy",
-        fault=write_in_place, scenario=random_ledger),
+        fault=write_in_place, scenario=must.random_ledger),
 )  # fmt: skip
 
 

@@ -6,7 +6,8 @@ import importlib
 
 import pytest
 
-from .public_bugs import BUGS, Bug, random_ledger, random_scheduler
+from .public_bugs import BUGS, Bug
+from .public_scenarios import random_ledger, random_scheduler
 
 PLANTED = [bug for bug in BUGS if bug.scenario is not None]
 
