@@ -116,6 +116,11 @@ class Scheduler:
             raise ValueError(
                 f"window={self.config.window}: blocks behind it are given back, so no prefix stays to share"
             )
+        if prefix_cache.block_size != self.tables.block_size:
+            raise ValueError(
+                f"the prefix cache has blocks of {prefix_cache.block_size} tokens and the tables of "
+                f"{self.tables.block_size}: build both with one size"
+            )
         self.roster.sharing = PrefixSharing(prefix_cache, self.ledger, self.rows)
         self._pinned_most = prefix_cache.max_pinned_blocks
 

@@ -30,7 +30,7 @@ from pagedtune.runtime.swap import SwapSpace
 from . import public_scenarios as must
 
 ELSEWHERE_KERNELS = "kernels: blocks above 2^31 elements, poisoned tails and padding are hazards of every gate case"
-ELSEWHERE_CACHE = "prefix cache: tests/runtime/test_prefix_cache.py"
+ELSEWHERE_CACHE = "prefix cache: tests/runtime/test_prefix_public_bugs.py"
 
 
 @dataclass(frozen=True)
