@@ -66,12 +66,17 @@ class Planner:
         state: rows.
         ledger: their blocks.
         record_reads: whether steps tell which blocks they read; see `BlockAllocator.begin_step`.
+        staging: what brings arrays to the device; by default none on the CPU, where tensors share their memory.
     """
 
-    def __init__(self, state: RunningRows, ledger: KVLedger, record_reads: bool) -> None:
+    def __init__(
+        self, state: RunningRows, ledger: KVLedger, record_reads: bool, staging: Staging | None = None
+    ) -> None:
         self._state, self._ledger, self._tables = state, ledger, ledger.tables
         self._record_reads = record_reads
-        self._staging = Staging(ledger.tables.device)
+        if staging is None and ledger.tables.device.type != "cpu":
+            staging = Staging(ledger.tables.device)
+        self._staging = staging
 
     def any_mix(self, rows: IntArray, query_lens: IntArray, epoch: int, preempted: Sequence[str]) -> StepPlan:
         """The plan for `query_lens` tokens of sorted `rows` that have just been booked; begins the step."""
@@ -177,7 +182,7 @@ class Planner:
         """Begins the step and brings its arrays, and what changed in the tables, to the device."""
         tables, count = self._tables, len(arrays)
         step, copies = self._ledger.begin_step(tables.blocks_of(rows) if self._record_reads else None)
-        if tables.device.type == "cpu":
+        if self._staging is None:
             tables.flush()
             sent = tuple(map(torch.from_numpy, arrays))
             return step, sent, None if copies is None else torch.from_numpy(copies)

@@ -57,10 +57,10 @@ def token_ids(who: str, name: str, values: Any) -> tuple[int, ...]:
             f"{who} has {name} of type {type(values).__name__}: expected a sequence of token ids, such as a tokenizer "
             "makes of text"
         )
-    values = tuple(values)
-    if set(map(type, values)) == {int} and min(values) >= 0 and max(values) <= MAX_TOKEN_ID:
-        return values  # the usual case, thirty times as fast as one by one
-    return tuple(_token(who, name, value) for value in values)
+    tokens = tuple(values)
+    if set(map(type, tokens)) == {int} and min(tokens) >= 0 and max(tokens) <= MAX_TOKEN_ID:
+        return tokens  # the usual case, thirty times as fast as one by one
+    return tuple(_token(who, name, value) for value in tokens)
 
 
 def require_tokens(request_id: str, name: str, tokens: Any, vocab_size: int) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 import pytest
+import torch
 
 from pagedtune.runtime.allocator import BlockAllocator
 from pagedtune.runtime.arrays import IntArray
@@ -21,8 +22,10 @@ from pagedtune.runtime.block_tables import BlockTables
 from pagedtune.runtime.errors import InvalidRequest, RequestFinished, RequestTooLarge
 from pagedtune.runtime.fences import MAX_STEPS_IN_FLIGHT
 from pagedtune.runtime.plan import StepPlan
+from pagedtune.runtime.planner import Planner
 from pagedtune.runtime.scheduler import Scheduler, SchedulerConfig
 from pagedtune.runtime.sequence import Finished, FinishReason, Request
+from pagedtune.runtime.staging import Staging
 from pagedtune.runtime.swap import Preemption, SwapPolicy, SwapSpace
 
 NUM_BLOCKS, NUM_ROWS, MAX_BLOCKS, BLOCK_SIZE, HOST_BLOCKS = 10, 4, 9, 4, 8
@@ -97,7 +100,9 @@ class Flight:
 class SchedulerModel:
     """See the module. Each operation takes a source of choices; `check` follows each."""
 
-    def __init__(self, window: int | None = None, preemption: Preemption | None = None) -> None:
+    def __init__(
+        self, window: int | None = None, preemption: Preemption | None = None, is_staged: bool = False
+    ) -> None:
         self.window, self.device = window, Device()
         swap = None if preemption is None else SwapSpace(HOST_BLOCKS, self.device, SwapPolicy(preemption))
         self.scheduler = Scheduler(
@@ -106,6 +111,9 @@ class SchedulerModel:
             SchedulerConfig(token_budget=10, debug=True, window=window),
             swap,
         )
+        if is_staged:  # as on a GPU: packed arrays and table differences go through staging
+            staging = Staging(torch.device("cpu"), copies=True)
+            self.scheduler._planner = Planner(self.scheduler.rows, self.scheduler.ledger, True, staging)
         self.expected: dict[str, Expected] = {}
         self.done: set[str] = set()
         self.flight: list[Flight] = []

@@ -13,9 +13,9 @@ from .machine import run
 from .scheduler_model import SchedulerModel
 
 MODELS = [
-    partial(SchedulerModel, window, preemption)
+    partial(SchedulerModel, window, preemption, is_staged)
     for window in (None, 2, 7)
-    for preemption in (None, Preemption.SWAP, Preemption.AUTO)
+    for preemption, is_staged in ((None, False), (Preemption.SWAP, False), (Preemption.AUTO, True))
 ]
 SHARDS = 2  # so that a slow machine stays within the time limit of a test
 OPERATIONS = int(os.environ.get("PAGEDTUNE_STATEFUL_OPS", "100000")) * 2 // 5  # the rest: the other machines
