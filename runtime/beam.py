@@ -109,14 +109,18 @@ class BeamSearch:
             if (beam := self._beams.get(name)) is not None:
                 best = torch.log_softmax(logits[i].float(), dim=-1).topk(self._width(logits.shape[1]))
                 beam.candidates = (best.values, best.indices)
-                tokens[i] = WITHHELD
+                # A row of NaN has sampled what is no token: that stays, so that `commit` refuses it.
+                tokens[i : i + 1].masked_fill_(tokens[i : i + 1] < logits.shape[1], WITHHELD)
 
     def advance(self, scheduler: Scheduler) -> None:
         """Chooses the next beams if all have run; call it after commit."""
-        if self.is_done or any(beam.candidates is None for beam in self._beams.values()):
+        if self.is_done:
             return
-        if any(scheduler.roster.find(name).row < 0 for name in self._beams):
-            return  # one was preempted after its step: it runs again
+        if any(name not in scheduler.roster.live for name in self._beams):
+            self.cancel(scheduler)  # somebody cancelled a beam: that ends the search
+            return
+        if not all(scheduler.lacks_token(name) for name in self._beams):
+            return  # one has yet to run, or was preempted and runs again
         chosen = self._choose()
         if chosen:
             self._continue(scheduler, chosen)
@@ -125,7 +129,7 @@ class BeamSearch:
 
     def cancel(self, scheduler: Scheduler) -> tuple[Finished, ...]:
         """Gives up what runs."""
-        ended = tuple(scheduler.cancel(name) for name in self._beams)
+        ended = tuple(scheduler.cancel(name) for name in self._beams if name in scheduler.roster.live)
         self._beams.clear()
         self.is_done = True
         return ended

@@ -180,6 +180,14 @@ class Scheduler:
         self._batch = self._batch if plan.num_samples is None else None
         return self._collector.take(plan, values, logs)
 
+    def lacks_token(self, request_id: str) -> bool:
+        """Whether a live request pauses because its last token was withheld, and can take it now."""
+        sequence = self.roster.live.get(request_id)
+        if sequence is None or sequence.row < 0:
+            return False
+        row = sequence.row
+        return not self.rows.num_pending[row] and bool(self.rows.num_scheduled[row] == self.rows.num_tokens[row])
+
     def give(self, request_id: str, token: int) -> Finished | None:
         """Hands in a token that was withheld when its step was committed; returns the end of the request, if it is.
 
@@ -190,7 +198,7 @@ class Scheduler:
         row = self.roster.find(request_id).row
         if self.config.vocab_size is not None:
             require_tokens(request_id, "token", (token,), self.config.vocab_size)
-        if row < 0 or self.rows.num_pending[row] or self.rows.num_scheduled[row] != self.rows.num_tokens[row]:
+        if not self.lacks_token(request_id):
             raise InvalidRequest(f"request {request_id!r} lacks no token: its last one was not withheld")
         self._batch = None
         return self._collector.give(row, token)

@@ -12,7 +12,7 @@ from pagedtune.harness.probe import cpu_facts
 from pagedtune.kernels.dtypes import DType
 from pagedtune.kernels.pool_format import PoolFormat
 from pagedtune.runtime.adapters.transformers import PagedTransformer
-from pagedtune.runtime.beam import BeamParams
+from pagedtune.runtime.beam import BeamParams, BeamSearch
 from pagedtune.runtime.decode_loop import DecodeLoop
 from pagedtune.runtime.dispatch import Dispatch
 from pagedtune.runtime.errors import RequestTooLarge
@@ -95,6 +95,49 @@ def test_what_cannot_fit_is_refused_and_an_error_leaves_nothing() -> None:
     loop.check(idle=True)
     with pytest.raises(ValueError, match="num_beams=0"):
         BeamParams(0)
+
+
+def test_failed_steps_change_no_beam() -> None:
+    """All beams are computed anew: what they were about to choose is forgotten."""
+
+    class Failing(Diverse):
+        def forward(self, plan: StepPlan) -> Forward:
+            forward = super().forward(plan)
+            if self.passes in (3, 5) and len(forward.logits):
+                forward.logits[-1] = torch.nan  # of another request: the whole step fails, after the beams have chosen
+            return forward
+
+    loop = DecodeLoop(Failing(60, limits=BatchLimits(8, 64, 32)), debug=True)
+    search = BeamSearch(Request("beam", PROMPT, 6), BeamParams(3))
+    search.start(loop.scheduler)
+    loop._searches.append(search)
+    loop.add(Request("other", (9, 8, 7), 12))
+    failures = 0
+    while not search.is_done:
+        try:
+            loop.step()
+        except ValueError:
+            failures += 1
+        loop.check()
+    assert failures == 2
+    assert [one.tokens for one in search.finished] == plain_search(PROMPT, 6, 3)
+
+
+def test_cancelling_a_beam_ends_its_search_and_nothing_else() -> None:
+    class Cancelling(Diverse):
+        loop: DecodeLoop
+
+        def forward(self, plan: StepPlan) -> Forward:
+            if self.passes == 4:
+                self.loop.cancel("beam")
+            return super().forward(plan)
+
+    model = Cancelling(60, limits=BatchLimits(8, 64, 32))
+    model.loop = loop = DecodeLoop(model, debug=True)
+    loop.add(Request("other", (9, 8, 7), 12))
+    assert loop.beam_search(Request("beam", PROMPT, 6), BeamParams(1)) == []
+    assert list(loop.scheduler.roster.live) == ["other"]
+    loop.check()
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def live_through(num_requests: int, seed: int) -> None:
     tables = BlockTables(NUM_ROWS, 16, 8)
     swap = SwapSpace(64, None, SwapPolicy(Preemption.SWAP))
     scheduler = Scheduler(BlockAllocator(NUM_ROWS * 3), tables, SchedulerConfig(256), swap)
-    added = steps = cancelled = forked = 0
+    added = steps = cancelled = forked = tenth = 0
     while added < num_requests:
         live = list(scheduler.roster.live)
         for _ in range(max(0, 2 * NUM_ROWS - len(live))):
@@ -57,9 +57,14 @@ def live_through(num_requests: int, seed: int) -> None:
         steps += 1
         if steps % 1000 == 0:
             scheduler.check()
-        if added * 10 // num_requests > 0 and not first:
+        if added * 10 // num_requests > tenth:
+            tenth += 1
             gc.collect()
-            first = process.memory_info().rss
+            memory = process.memory_info().rss
+            first = first or memory
+            print(
+                f"{added} requests, {steps} steps; {memory >> 20} MiB, {time.perf_counter() - start:.0f} s", flush=True
+            )
     gc.collect()
     memory, preempted = process.memory_info().rss, scheduler.roster.num_preemptions
     for name in list(scheduler.roster.live):
