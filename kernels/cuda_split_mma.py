@@ -1,0 +1,315 @@
+"""Host side of `cuda_split_mma`: split-K decode on tensor cores in CUDA C++ (`kernels/cuda/split_mma.cu`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+
+import torch
+
+from .artifact import Artifact, KernelAbi
+from .bounds import Bounds
+from .device import Device, DeviceKind
+from .dtypes import DType
+from .launch import Arg, CType, KernelStep, LaunchPlan, MemsetStep, SizeArg, SlotSpec, Step, StrideArg, WorkspaceSpec
+from .native_args import abi_of, f32, i64, pointers, scale_stride, strides
+from .pool_format import Layout, PoolFormat, ScaleKind
+from .problem import Problem
+from .slots import attention_slots, batch_limits
+from .variant import Config, Numerics, Properties, Variant
+
+SOURCE = Path(__file__).parent / "cuda" / "split_mma.cu"
+INCLUDES = tuple(SOURCE.parent / f"{name}.cuh" for name in ("types", "copies", "mma", "softmax", "merge"))
+MAX_HEAD_DIM = 256  # a warp holds the output of all value dims in registers
+MAX_SPLITS = 128  # of `kernels/cuda/merge.cuh`
+MAX_WARPS = 16
+WARP_TOKENS = (16, 32)  # keys of a warp in one tile: whole matrix products, and at most one per lane
+SPLIT_CHOICES = (1, 2, 4, 8, 16, 32, 64, 128)
+SHAPE_CHOICES = ((4, 64), (2, 32), (8, 128), (4, 128))  # warps, tile tokens
+STAGE_CHOICES = (3, 2, 4)
+OUTPUT_REGISTERS = 128  # of a thread, at most, for the output of all rows of a block
+MERGE_WARPS = 8
+_CODES = {DType.BF16: 1, DType.FP16: 2, DType.FP8_E4M3: 3, DType.INT8: 4}
+_COPY_BYTES = 16
+
+
+class Merge(StrEnum):
+    """Who merges the splits of a row."""
+
+    KERNEL = "kernel"  # a second launch
+    LAST_BLOCK = "last_block"  # the last block of the row to arrive
+
+
+@dataclass(frozen=True)
+class CudaSplitMmaConfig(Config):
+    """Tunables of `cuda_split_mma`.
+
+    Args:
+        num_splits: most parts that one sequence's keys are split into (1: no split, no merge).
+        tile_tokens: keys that the warps of a block take at once, 16 or 32 each.
+        split_tokens: fewest keys worth a split of their own.
+        num_warps: warps of a block.
+        num_stages: tiles of a warp in shared memory; all but one are on their way.
+        merge: `kernel` or `last_block`.
+    """
+
+    num_splits: int = 8
+    tile_tokens: int = 64
+    split_tokens: int = 128
+    num_warps: int = 4
+    num_stages: int = 3
+    merge: str = Merge.KERNEL.value
+
+
+class CudaSplitMma(Variant):
+    """One block per sequence, KV head and split; the keys are the M dimension, the query rows N in tiles of 8.
+
+    The rows are the query heads of a group times the query tokens of a sequence: all of them share each key and value
+    that is read. Splits adapt to each sequence's context length on the device.
+    """
+
+    name = "cuda_split_mma"
+    summary = "CUDA C++ split-K decode on tensor cores, keys as M; each warp has its own asynchronous pipeline"
+    device_kind = DeviceKind.CUDA
+    config_type = CudaSplitMmaConfig
+    properties = Properties(deterministic=True, batch_invariant=True, graph_safe=True)
+
+    def numerics(self, problem: Problem, pool_format: PoolFormat) -> Numerics:
+        """Softmax weights are rounded to the query's dtype for the second product."""
+        return Numerics(p=problem.q_dtype)
+
+    def default_config(self, problem: Problem, pool_format: PoolFormat, bounds: Bounds, device: Device) -> Config:
+        """Enough splits to give every multiprocessor two blocks, in the first block shape that fits it."""
+        items = max(1, bounds.max_num_seqs * problem.num_kv_heads * num_chunks(problem, bounds))
+        splits = next((s for s in SPLIT_CHOICES if items * s >= 2 * device.num_units), SPLIT_CHOICES[-1])
+        shapes = [CudaSplitMmaConfig(splits, t, 128, w, s) for w, t in SHAPE_CHOICES for s in STAGE_CHOICES]
+        return next((c for c in shapes if self.reject(problem, pool_format, c, device) is None), shapes[0])
+
+    def space(self, problem: Problem, pool_format: PoolFormat, device: Device) -> Iterator[Config]:
+        """Splits x block shape x stages x merge."""
+        for splits in SPLIT_CHOICES:
+            for warps, tile in SHAPE_CHOICES:
+                for stages in STAGE_CHOICES:
+                    for merge in Merge if splits > 1 else (Merge.KERNEL,):
+                        yield CudaSplitMmaConfig(splits, tile, 128, warps, stages, merge.value)
+
+    def reject(self, problem: Problem, pool_format: PoolFormat, config: Config, device: Device) -> str | None:
+        """Each constraint of the kernel."""
+        config = _own(config)
+        reason = _reject_types(problem, pool_format, device) or _reject_config(config) or pool_format.reject(problem)
+        if reason is not None:
+            return reason
+        shared = shared_bytes(problem, pool_format, config)
+        if shared > device.shared_bytes_per_block:
+            return f"a block needs {shared} bytes of shared memory, {device.name} has {device.shared_bytes_per_block}"
+        return None
+
+    def build(self, problem: Problem, pool_format: PoolFormat, config: Config, device: Device) -> tuple[Artifact, ...]:
+        """One cubin with the split kernel, and the merge kernel where there is one."""
+        from .build_nvrtc import CudaKernel, build_nvrtc
+
+        config = _own(config)
+        shared = {"attention_split": shared_bytes(problem, pool_format, config)}
+        abi = {"attention_split": _split_abi(problem, pool_format, config)}
+        if _merge_code(config) == 1:
+            shared["attention_merge"] = _scratch_bytes(problem)
+            abi["attention_merge"] = abi_of(_merge_args(problem, config, Bounds(1, 1)))
+        defines = _defines(problem, pool_format, config)
+        kernel = CudaKernel(SOURCE, abi, INCLUDES, defines, shared)
+        return (build_nvrtc(kernel, device.capability),)
+
+    def binary_id(self, problem: Problem, pool_format: PoolFormat, config: Config) -> str:
+        """The numbers of heads, splits and fewest keys of a split are arguments of the kernel."""
+        return ",".join(f"{k[3:]}={v}" for k, v in sorted(_defines(problem, pool_format, _own(config)).items()))
+
+    def plan(self, problem: Problem, pool_format: PoolFormat, config: Config, bounds: Bounds) -> LaunchPlan:
+        """The split kernel alone, or split and merge over fp32 partials, or arrivals cleared and one kernel."""
+        config = _own(config)
+        blocks = bounds.max_num_seqs * num_chunks(problem, bounds) * problem.num_kv_heads
+        split = KernelStep(
+            "attention_split",
+            (blocks, config.num_splits, 1),
+            _split_args(problem, pool_format, config, bounds),
+            (32 * config.num_warps, 1, 1),
+            shared_bytes=shared_bytes(problem, pool_format, config),
+        )
+        steps: tuple[Step, ...] = (split,)
+        workspaces: dict[str, WorkspaceSpec] = {}
+        if _merge_code(config):
+            rows = (bounds.max_num_tokens, problem.num_q_heads, config.num_splits)
+            workspaces["partial_out"] = WorkspaceSpec(torch.float32, (*rows, problem.head_dim_v), partial_of="out")
+            workspaces["partial_lse"] = WorkspaceSpec(torch.float32, rows, partial_of="lse")
+        if _merge_code(config) == 1:
+            steps = (split, _merge_step(problem, config, bounds))
+        elif _merge_code(config) == 2:
+            workspaces["arrivals"] = WorkspaceSpec(torch.int32, (blocks,))
+            steps = (MemsetStep("arrivals"), split)
+        return LaunchPlan(steps, _slots(problem, pool_format), workspaces, batch_limits(bounds))
+
+
+def _own(config: Config) -> CudaSplitMmaConfig:
+    if not isinstance(config, CudaSplitMmaConfig):
+        raise TypeError(f"cuda_split_mma takes a CudaSplitMmaConfig, not {type(config).__name__}")
+    return config
+
+
+def _reject_types(problem: Problem, pool_format: PoolFormat, device: Device) -> str | None:
+    kv = pool_format.kv_dtype
+    if problem.q_dtype not in (DType.BF16, DType.FP16):
+        return f"tensor cores would round {problem.q_dtype} queries to tf32: cuda_split_mma takes bf16 and fp16"
+    if kv is not problem.q_dtype:
+        return f"cuda_split_mma cannot read {kv} pools with {problem.q_dtype} queries"
+    if pool_format.layout is Layout.XPACKED:
+        return "layout xpacked scatters a value over its block: cuda_split_mma copies 16 bytes of a token at once"
+    if device.capability < 80:
+        return f"asynchronous copies need compute capability 8.0, not {device.capability / 10}"
+    multiple = _COPY_BYTES // kv.itemsize
+    for name, dim in (("head_dim", problem.head_dim), ("head_dim_v", problem.head_dim_v)):
+        if dim % multiple or dim > MAX_HEAD_DIM:
+            return f"{name}={dim} must be a multiple of {multiple}, for copies of 16 bytes, and at most {MAX_HEAD_DIM}"
+    return None
+
+
+def _reject_config(config: CudaSplitMmaConfig) -> str | None:
+    limits = {"num_splits": (1, MAX_SPLITS), "num_warps": (1, MAX_WARPS), "num_stages": (2, 8)}
+    for name, (least, most) in limits.items():
+        if not least <= getattr(config, name) <= most:
+            return f"{name}={getattr(config, name)} must be from {least} to {most}"
+    if config.tile_tokens not in {config.num_warps * tokens for tokens in WARP_TOKENS}:
+        return f"tile_tokens={config.tile_tokens} must be 16 or 32 for each of the {config.num_warps} warps"
+    if config.split_tokens < 1:
+        return f"split_tokens={config.split_tokens} must be at least 1"
+    if config.merge not in set(Merge):
+        return f"merge={config.merge!r} must be kernel or last_block"
+    return None
+
+
+def _padded(dim: int) -> int:
+    """A head dim as whole matrix products."""
+    return -(-dim // 16) * 16
+
+
+def row_tiles(problem: Problem) -> int:
+    """N tiles of 8 query rows that one block takes: all of a sequence's, unless their output needs too many registers;
+    then as few blocks as possible share them evenly."""
+    wanted = -(-problem.gqa_ratio * problem.max_query_len // 8)
+    most = max(1, OUTPUT_REGISTERS * 4 // _padded(problem.head_dim_v))
+    return -(-wanted // -(-wanted // most))
+
+
+def num_chunks(problem: Problem, bounds: Bounds) -> int:
+    """Blocks that share the query rows of one sequence and KV head."""
+    return -(-problem.gqa_ratio * bounds.max_query_len // (8 * row_tiles(problem)))
+
+
+def shared_bytes(problem: Problem, pool_format: PoolFormat, config: CudaSplitMmaConfig) -> int:
+    """Dynamic shared memory of a block of the split kernel; the kernel asserts the same number."""
+    tokens, rows = config.tile_tokens, 8 * row_tiles(problem)
+    dim, dim_v = _padded(problem.head_dim), _padded(problem.head_dim_v)
+    pipeline = config.num_stages * tokens * (dim + dim_v) * pool_format.kv_dtype.itemsize
+    outputs = config.num_warps * rows * (dim_v + 4) * 4
+    places = 2 * tokens * 16
+    query = 0 if dim // 16 * row_tiles(problem) <= 16 else rows * dim * 2
+    stats = (2 * config.num_warps + 1) * rows * 4
+    return max(pipeline, outputs) + places + query + stats + 16
+
+
+def _scratch_bytes(problem: Problem) -> int:
+    return MERGE_WARPS * problem.head_dim_v * 4
+
+
+def _merge_code(config: CudaSplitMmaConfig) -> int:
+    return 0 if config.num_splits == 1 else 1 if config.merge == Merge.KERNEL else 2
+
+
+def _defines(problem: Problem, pool_format: PoolFormat, config: CudaSplitMmaConfig) -> dict[str, int | str]:
+    return {
+        "PT_HEAD_DIM_K": problem.head_dim,
+        "PT_HEAD_DIM_V": problem.head_dim_v,
+        "PT_GROUP": problem.gqa_ratio,
+        "PT_ROW_TILES": row_tiles(problem),
+        "PT_BLOCK_SIZE": pool_format.block_size,
+        "PT_WARPS": config.num_warps,
+        "PT_WARP_TOKENS": config.tile_tokens // config.num_warps,
+        "PT_STAGES": config.num_stages,
+        "PT_Q_DTYPE": _CODES[problem.q_dtype],
+        "PT_KV_DTYPE": _CODES[pool_format.kv_dtype],
+        "PT_WINDOW": problem.window or 0,
+        "PT_HAS_CAP": int(problem.soft_cap is not None),
+        "PT_HAS_SINKS": int(problem.sinks),
+        "PT_HAS_ALIBI": int(problem.alibi),
+        "PT_HAS_SCALES": int(pool_format.scale_kind is not ScaleKind.NONE),
+        "PT_SCALE_STRIDE": scale_stride(pool_format),
+        "PT_MERGE": _merge_code(config),
+        "PT_SHARED_BYTES": shared_bytes(problem, pool_format, config),
+    }
+
+
+def _slots(problem: Problem, pool_format: PoolFormat) -> dict[str, SlotSpec]:
+    """The op's slots; pools are read 16 bytes at a time."""
+    slots = attention_slots(problem, pool_format)
+    return slots | {name: replace(slots[name], align=_COPY_BYTES) for name in ("k_cache", "v_cache")}
+
+
+_POINTERS = (
+    "out", "q", "k_cache", "v_cache", "block_table", "context_lens", "query_start_loc", "sinks", "alibi_slopes",
+    "k_scale", "v_scale", "lse",
+)  # fmt: skip
+
+
+def _split_args(
+    problem: Problem, pool_format: PoolFormat, config: CudaSplitMmaConfig, bounds: Bounds
+) -> tuple[Arg, ...]:
+    k, v = pool_format.k_axes, pool_format.v_axes
+    merge = _merge_code(config)
+    partials: tuple[Arg, ...] = (
+        *(pointers("partial_out", "partial_lse") if merge else _null(2)),
+        *(pointers("arrivals") if merge == 2 else _null(1)),
+    )
+    return (
+        *pointers(*_POINTERS),
+        *partials,
+        *strides("q", (0, 1)),
+        *strides("k_cache", (k.block, k.slot, k.head)),
+        *strides("v_cache", (v.block, v.slot, v.head)),
+        *strides("out", (0, 1)),
+        StrideArg("lse", 0),
+        StrideArg("block_table", 0),
+        SizeArg("context_lens", 0),
+        *i64(problem.num_kv_heads, num_chunks(problem, bounds), config.num_splits, config.split_tokens),
+        *f32(problem.softmax_scale, problem.soft_cap or 0.0),
+    )
+
+
+def _null(count: int) -> tuple[Arg, ...]:
+    from .launch import ScalarArg
+
+    return (ScalarArg(0, CType.POINTER),) * count
+
+
+def _split_abi(problem: Problem, pool_format: PoolFormat, config: CudaSplitMmaConfig) -> KernelAbi:
+    """Pools and their strides must be multiples of a 16-byte copy, partials of a four-float load."""
+    args = _split_args(problem, pool_format, config, Bounds(1, 1))
+    elements = _COPY_BYTES // pool_format.kv_dtype.itemsize
+    align = {k: _COPY_BYTES for k in (2, 3, 12)}
+    align |= {k: elements for k, arg in enumerate(args) if isinstance(arg, StrideArg) and arg.slot.endswith("_cache")}
+    return KernelAbi(abi_of(args).arg_types, align)
+
+
+def _merge_args(problem: Problem, config: CudaSplitMmaConfig, bounds: Bounds) -> tuple[Arg, ...]:
+    return (
+        *pointers("out", "lse", "partial_out", "partial_lse", "context_lens", "query_start_loc", "sinks"),
+        *strides("out", (0, 1)),
+        StrideArg("lse", 0),
+        SizeArg("context_lens", 0),
+        *i64(problem.num_q_heads, bounds.max_query_len, config.num_splits, config.split_tokens),
+    )
+
+
+def _merge_step(problem: Problem, config: CudaSplitMmaConfig, bounds: Bounds) -> KernelStep:
+    warps = min(MERGE_WARPS, -(-config.num_splits // 4))
+    grid = (bounds.max_num_tokens * problem.num_q_heads, 1, 1)
+    args = _merge_args(problem, config, bounds)
+    return KernelStep("attention_merge", grid, args, (32 * warps, 1, 1), shared_bytes=_scratch_bytes(problem))
