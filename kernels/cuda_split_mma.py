@@ -77,8 +77,8 @@ class CudaSplitMma(Variant):
     properties = Properties(deterministic=True, batch_invariant=True, graph_safe=True)
 
     def numerics(self, problem: Problem, pool_format: PoolFormat) -> Numerics:
-        """Softmax weights are rounded to the query's dtype for the second product."""
-        return Numerics(p=problem.q_dtype)
+        """Softmax weights are rounded to what the second product takes: the query's dtype, fp16 with 8-bit pools."""
+        return Numerics(p=problem.q_dtype if pool_format.kv_dtype is problem.q_dtype else DType.FP16)
 
     def default_config(self, problem: Problem, pool_format: PoolFormat, bounds: Bounds, device: Device) -> Config:
         """Enough splits to give every multiprocessor two blocks, in the first block shape that fits it."""
@@ -159,7 +159,7 @@ def _reject_types(problem: Problem, pool_format: PoolFormat, device: Device) -> 
     kv = pool_format.kv_dtype
     if problem.q_dtype not in (DType.BF16, DType.FP16):
         return f"tensor cores would round {problem.q_dtype} queries to tf32: cuda_split_mma takes bf16 and fp16"
-    if kv is not problem.q_dtype:
+    if kv is not problem.q_dtype and kv not in (DType.FP8_E4M3, DType.INT8):
         return f"cuda_split_mma cannot read {kv} pools with {problem.q_dtype} queries"
     if pool_format.layout is Layout.XPACKED:
         return "layout xpacked scatters a value over its block: cuda_split_mma copies 16 bytes of a token at once"
@@ -212,7 +212,7 @@ def shared_bytes(problem: Problem, pool_format: PoolFormat, config: CudaSplitMma
     outputs = config.num_warps * rows * (dim_v + 4) * 4
     places = 2 * tokens * 16
     query = 0 if dim // 16 * row_tiles(problem) <= 16 else rows * dim * 2
-    stats = (2 * config.num_warps + 1) * rows * 4
+    stats = (2 * config.num_warps + 2) * rows * 4
     return max(pipeline, outputs) + places + query + stats + 16
 
 

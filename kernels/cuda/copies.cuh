@@ -29,6 +29,20 @@ template <int CHUNKS> struct Tile {
     }
 };
 
+// Addresses of one lane's reads of a tile with matrix loads: of row `row`, the chunks `chunk`, + 2, + 4, ... (chunk 0
+// or 1). The swizzle repeats every SPREAD chunks: the rest is a constant offset.
+template <int CHUNKS> struct Reader {
+    using T = Tile<CHUNKS>;
+    static constexpr int PERIOD = T::SPREAD > 2 ? T::SPREAD / 2 : 1;
+    u32 places[PERIOD];
+
+    __device__ __forceinline__ Reader(int row, int chunk) {
+#pragma unroll
+        for (int k = 0; k < PERIOD; ++k) places[k] = T::place(row, chunk + 2 * k);
+    }
+    __device__ __forceinline__ u32 at(int pair) const { return places[pair % PERIOD] + pair / PERIOD * PERIOD * 32; }
+};
+
 // What one lane copies of a tile: rows lane / 8, + 4, + 8, ..., and of each the chunks lane % 8, + 8, ...: a warp reads
 // 128 adjacent bytes of 4 rows at once. DATA chunks are read, the others (padding of the head dim) are zeros.
 template <int CHUNKS, int DATA> struct RowCopier {

@@ -28,7 +28,10 @@ constexpr int DK = PT_HEAD_DIM_K, DV = PT_HEAD_DIM_V, GROUP = PT_GROUP, NT = PT_
 constexpr int WARPS = PT_WARPS, WARP_TOKENS = PT_WARP_TOKENS, STAGES = PT_STAGES, TILE = WARPS * WARP_TOKENS;
 constexpr int MT = WARP_TOKENS / 16, KS = (DK + 15) / 16, VT = (DV + 15) / 16;
 using Q = Type<PT_Q_DTYPE>::T;
-constexpr int KV_BYTES = PT_KV_DTYPE >= E4M3 ? 1 : 2;
+// 8-bit pools are widened to halves on their way to the tensor core, which is exact; so are the weights then, and the
+// query, times a power of two per row that keeps bf16 in range (a value 2^31 below the row's largest is still exact).
+constexpr int KV_BYTES = PT_KV_DTYPE >= E4M3 ? 1 : 2, MMA_DTYPE = KV_BYTES == 1 ? FP16 : PT_Q_DTYPE;
+constexpr bool SCALED_QUERY = MMA_DTYPE != PT_Q_DTYPE;
 constexpr int K_CHUNKS = 16 * KS * KV_BYTES / 16, V_CHUNKS = 16 * VT * KV_BYTES / 16;
 using KTile = Tile<K_CHUNKS>;
 using VTile = Tile<V_CHUNKS>;
@@ -41,7 +44,8 @@ constexpr int OUT_PITCH = 16 * VT + 4;  // floats; two rows lie 8 banks apart
 constexpr int PIPELINE_BYTES = WARPS * STAGES * STAGE_BYTES, OUT_BYTES = WARPS * ROWS * OUT_PITCH * 4;
 constexpr int RING = PIPELINE_BYTES > OUT_BYTES ? PIPELINE_BYTES : OUT_BYTES, RING_BYTES = WARPS * 2 * WARP_TOKENS * 16;
 constexpr int QUERY = RING + RING_BYTES, QUERY_BYTES = QUERY_IN_REGISTERS ? 0 : ROWS * QTile::PITCH;
-constexpr int STATS = QUERY + QUERY_BYTES, STATS_BYTES = (2 * WARPS + 1) * ROWS * 4;
+constexpr int STATS = QUERY + QUERY_BYTES, STATS_BYTES = (2 * WARPS + 2) * ROWS * 4;
+constexpr int QUERY_SCALES = STATS + (2 * WARPS + 1) * ROWS * 4;
 constexpr int SHARED_BYTES = STATS + STATS_BYTES + 16;
 static_assert(SHARED_BYTES == PT_SHARED_BYTES, "the host plans another amount of shared memory");
 
@@ -98,10 +102,11 @@ struct Rows {
 struct Stream {
     const int* table;
     const u8 *k_base, *v_base;  // of the head, at the lane's first chunk
-    i64 k_block, k_slot, v_block, v_slot;
+    u64 k_block, k_slot, v_block, v_slot;
     longlong2* ring;
     u32 stages;
-    int begin, end, lane, entry;
+    int begin, end, lane;
+    u32 entry;
     RowCopier<K_CHUNKS, DK * KV_BYTES / 16> k_copier;
     RowCopier<V_CHUNKS, DV * KV_BYTES / 16> v_copier;
 
@@ -117,15 +122,14 @@ struct Stream {
     __device__ __forceinline__ int first_token(int tile) const { return begin + tile * TILE; }
     __device__ __forceinline__ int num_tiles() const { return end > begin ? (end - begin + TILE - 1) / TILE : 0; }
 
-    __device__ __forceinline__ int read_entry(int tile) const {
-        const int token = first_token(tile) + lane;
-        return lane < WARP_TOKENS && token < end ? table[token / PT_BLOCK_SIZE] : 0;
-    }
+    // The lane's token of a tile; past the end, the last one there is: no entry past the sequence is ever read.
+    __device__ __forceinline__ u32 token(int tile) const { return u32(min(first_token(tile) + lane, end - 1)); }
+    __device__ __forceinline__ u32 read_entry(int tile) const { return u32(table[token(tile) / PT_BLOCK_SIZE]); }
     // Places of the tile's tokens, from the entries that the lanes hold.
-    __device__ __forceinline__ void place(int tile, int block) const {
-        const int slot = (first_token(tile) + lane) % PT_BLOCK_SIZE;
-        if (lane < WARP_TOKENS)
-            ring[tile % 2 * WARP_TOKENS + lane] = {block * k_block + slot * k_slot, block * v_block + slot * v_slot};
+    __device__ __forceinline__ void place(int tile, u32 block) const {
+        const u32 slot = token(tile) % PT_BLOCK_SIZE;
+        if (WARP_TOKENS == 32 || lane < WARP_TOKENS)
+            ring[tile % 2 * WARP_TOKENS + lane] = {i64(block * k_block + slot * k_slot), i64(block * v_block + slot * v_slot)};
     }
     __device__ __forceinline__ void copy(int tile, int stage) const {
         const longlong2* places = ring + tile % 2 * WARP_TOKENS + lane / 8;
@@ -140,7 +144,8 @@ struct Stream {
     }
     // Fills all stages but one.
     __device__ __forceinline__ void start() {
-        int entries[STAGES];
+        if (end <= begin) return;
+        u32 entries[STAGES];
 #pragma unroll
         for (int tile = 0; tile < STAGES; ++tile) entries[tile] = read_entry(tile);
         entry = read_entry(STAGES);
@@ -164,33 +169,35 @@ struct Stream {
     }
 };
 
-// The query rows as operand b of S^T = K Q^T: in registers, or in shared memory where they would take too many.
+// The query rows as operand b of S^T = K Q^T: in registers, or in shared memory where they would take too many. With
+// 8-bit keys a lane holds four adjacent dims of each 16, so that its bytes of a key are those of its dims of the query.
 struct Query {
     u32 fragments[QUERY_IN_REGISTERS ? KS : 1][QUERY_IN_REGISTERS ? NT : 1][2];
     u32 shared;
 
-    __device__ __forceinline__ u32 pair(const Params& p, const Rows& rows, int row, int d) const {
-        if (row >= rows.count || d >= DK) return 0;
-        const Q* from = p.q + rows.token(row) * p.q_token + rows.q_head(row) * p.q_head + d;
-        const u32 low = *reinterpret_cast<const unsigned short*>(from), high = *reinterpret_cast<const unsigned short*>(from + 1);
-        return low | high << 16;
-    }
-    __device__ __forceinline__ Query(const Params& p, const Rows& rows, u8* memory, int lane) : shared(0) {
+    __device__ __forceinline__ Query(const Params& p, const Rows& rows, u8* memory, int warp, int lane) : shared(0) {
+        float* scales = reinterpret_cast<float*>(memory + QUERY_SCALES);
+        if constexpr (SCALED_QUERY) {
+            for (int row = warp; row < ROWS; row += WARPS) measure(p, rows, scales, row, lane);
+            __syncthreads();
+        }
         if constexpr (QUERY_IN_REGISTERS) {
 #pragma unroll
             for (int k = 0; k < KS; ++k)
 #pragma unroll
                 for (int n = 0; n < NT; ++n) {
-                    const int row = 8 * n + lane / 4, d = 16 * k + 2 * (lane % 4);
-                    fragments[k][n][0] = pair(p, rows, row, d);
-                    fragments[k][n][1] = pair(p, rows, row, d + 8);
+                    const int row = 8 * n + lane / 4, d = 16 * k + (KV_BYTES == 1 ? 4 : 2) * (lane % 4);
+                    fragments[k][n][0] = pair(p, rows, scales, row, d);
+                    fragments[k][n][1] = pair(p, rows, scales, row, KV_BYTES == 1 ? d + 2 : d + 8);
                 }
         } else {
             for (int at = threadIdx.x; at < ROWS * 8 * KS; at += 32 * WARPS) {
                 const int row = at / (8 * KS), d = at % (8 * KS) * 2;
-                *reinterpret_cast<u32*>(memory + QTile::place(row, d / 8) + d % 8 * 2) = pair(p, rows, row, d);
+                // Dims 4i + {0, 1} and 4i + {2, 3} of each 16 go where the layout of 16-bit keys has 2i and 2i + 8.
+                const int to = KV_BYTES == 1 ? d / 16 * 16 + d % 16 / 4 * 2 + d % 4 * 4 : d;
+                *reinterpret_cast<u32*>(memory + QUERY + QTile::place(row, to / 8) + to % 8 * 2) = pair(p, rows, scales, row, d);
             }
-            shared = shared_address(memory);
+            shared = shared_address(memory + QUERY);
             __syncthreads();
         }
     }
@@ -198,57 +205,136 @@ struct Query {
         if constexpr (QUERY_IN_REGISTERS) b[0] = fragments[k][n][0], b[1] = fragments[k][n][1];
         else load_two_matrices(b, shared + QTile::place(8 * n + lane % 8, 2 * k + lane / 8 % 2));
     }
+
+private:
+    __device__ static __forceinline__ const Q* at(const Params& p, const Rows& rows, int row) {
+        return p.q + rows.token(row) * p.q_token + rows.q_head(row) * p.q_head;
+    }
+    __device__ static __forceinline__ u32 pair(const Params& p, const Rows& rows, const float* scales, int row, int d) {
+        if (row >= rows.count || d >= DK) return 0;
+        const Q* from = at(p, rows, row) + d;
+        if constexpr (SCALED_QUERY) {
+            const float scale = 1.0f / scales[row];
+            return pack<MMA_DTYPE>(float(from[0]) * scale, float(from[1]) * scale);
+        }
+        const unsigned short* bits = reinterpret_cast<const unsigned short*>(from);
+        return bits[0] | u32(bits[1]) << 16;
+    }
+    // The power of two that takes the largest value of a row to 2^14 or above, below 2^15.
+    __device__ static __forceinline__ void measure(const Params& p, const Rows& rows, float* scales, int row, int lane) {
+        float most = 0.0f;
+        if (row < rows.count)
+            for (int d = lane; d < DK; d += 32) most = fmaxf(most, fabsf(float(at(p, rows, row)[d])));
+#pragma unroll
+        for (int step = 16; step > 0; step /= 2) most = fmaxf(most, __shfl_xor_sync(ALL_LANES, most, step));
+        const int exponent = max(__float_as_int(most) >> 23, 16) - 14;
+        if (lane == 0) scales[row] = most > 0.0f ? __int_as_float(exponent << 23) : 1.0f;
+    }
 };
 
-__device__ __forceinline__ void multiply_keys(float (&s)[MT][NT][4], const Query& query, u32 tile, int lane) {
+// Where a lane reads a stage with matrix loads.
+struct TileReaders {
+    Reader<K_CHUNKS> keys;
+    Reader<V_CHUNKS> values;
+
+    __device__ __forceinline__ explicit TileReaders(int lane)
+        : keys(lane % 16, lane / 16), values(KV_BYTES == 1 ? lane % 16 : lane % 8 + lane / 16 * 8, KV_BYTES == 1 ? lane / 16 : lane / 8 % 2) {}
+};
+
+// Operands a of COUNT steps of 16 dims (keys) or 16 value dims, from pair `pair` of chunks on: one step of 16-bit
+// elements, two of 8-bit ones, or one where the head dim has an odd number of chunks.
+template <bool VALUES, int COUNT> __device__ __forceinline__ void load_operands(u32 (&a)[COUNT][4], u32 at) {
+    if constexpr (KV_BYTES == 2) {
+        if constexpr (VALUES) load_matrices_transposed(a[0], at);
+        else load_matrices(a[0], at);
+    } else {
+        u32 raw[2 * COUNT];
+        if constexpr (VALUES && COUNT == 2) load_matrices_transposed(raw, at);
+        else if constexpr (VALUES) load_two_matrices_transposed(raw, at);
+        else if constexpr (COUNT == 2) load_matrices(raw, at);
+        else load_two_matrices(raw, at);
 #pragma unroll
-    for (int m = 0; m < MT; ++m)
-#pragma unroll
-        for (int n = 0; n < NT; ++n) s[m][n][0] = s[m][n][1] = s[m][n][2] = s[m][n][3] = 0.0f;
-#pragma unroll
-    for (int k = 0; k < KS; ++k) {
-        u32 b[NT][2];
-#pragma unroll
-        for (int n = 0; n < NT; ++n) query.fragment(b[n], k, n, lane);
-#pragma unroll
-        for (int m = 0; m < MT; ++m) {
-            u32 a[4];
-            load_matrices(a, tile + 16 * m * KTile::PITCH + KTile::place(lane % 16, 2 * k + lane / 16));
-#pragma unroll
-            for (int n = 0; n < NT; ++n) mma<PT_Q_DTYPE>(s[m][n], a, b[n][0], b[n][1]);
+        for (int c = 0; c < COUNT; ++c) {
+            using Widen = EightBit<PT_KV_DTYPE>;
+            if constexpr (VALUES) {  // rows of the product are the even value dims of 16, then the odd ones
+                Widen::template widen<true>(raw[2 * c], a[c][0], a[c][1]);
+                Widen::template widen<true>(raw[2 * c + 1], a[c][2], a[c][3]);
+            } else {
+                Widen::template widen<false>(raw[2 * c], a[c][0], a[c][2]);
+                Widen::template widen<false>(raw[2 * c + 1], a[c][1], a[c][3]);
+            }
         }
     }
 }
 
-__device__ __forceinline__ void multiply_values(float (&out)[VT][NT][4], const float (&p)[MT][NT][4], u32 tile, int lane) {
+template <int FIRST, int COUNT>
+__device__ __forceinline__ void multiply_key_steps(float (&s)[MT][NT][4], const Query& query, u32 tile, const TileReaders& readers, int lane) {
+    u32 b[COUNT][NT][2];
+#pragma unroll
+    for (int c = 0; c < COUNT; ++c)
+#pragma unroll
+        for (int n = 0; n < NT; ++n) query.fragment(b[c][n], FIRST + c, n, lane);
+#pragma unroll
+    for (int m = 0; m < MT; ++m) {
+        u32 a[COUNT][4];
+        load_operands<false>(a, tile + 16 * m * KTile::PITCH + readers.keys.at(FIRST * KV_BYTES / 2));
+#pragma unroll
+        for (int c = 0; c < COUNT; ++c)
+#pragma unroll
+            for (int n = 0; n < NT; ++n) mma<MMA_DTYPE>(s[m][n], a[c], b[c][n][0], b[c][n][1]);
+    }
+}
+template <int FIRST = 0>
+__device__ __forceinline__ void multiply_keys(float (&s)[MT][NT][4], const Query& query, u32 tile, const TileReaders& readers, int lane) {
+    if constexpr (FIRST < KS) {
+        constexpr int COUNT = KV_BYTES == 1 && FIRST + 1 < KS ? 2 : 1;
+        multiply_key_steps<FIRST, COUNT>(s, query, tile, readers, lane);
+        multiply_keys<FIRST + COUNT>(s, query, tile, readers, lane);
+    }
+}
+
+template <int FIRST = 0>
+__device__ __forceinline__ void multiply_values(float (&out)[VT][NT][4], const u32 (&b)[NT][2], u32 tile, const TileReaders& readers) {
+    if constexpr (FIRST < VT) {
+        constexpr int COUNT = KV_BYTES == 1 && FIRST + 1 < VT ? 2 : 1;
+        u32 a[COUNT][4];
+        load_operands<true>(a, tile + readers.values.at(FIRST * KV_BYTES / 2));
+#pragma unroll
+        for (int c = 0; c < COUNT; ++c)
+#pragma unroll
+            for (int n = 0; n < NT; ++n) mma<MMA_DTYPE>(out[FIRST + c][n], a[c], b[n][0], b[n][1]);
+        multiply_values<FIRST + COUNT>(out, b, tile, readers);
+    }
+}
+__device__ __forceinline__ void multiply_weights(float (&out)[VT][NT][4], const float (&p)[MT][NT][4], u32 tile, const TileReaders& readers) {
 #pragma unroll
     for (int m = 0; m < MT; ++m) {
         u32 b[NT][2];
 #pragma unroll
         for (int n = 0; n < NT; ++n) {
-            b[n][0] = transpose(pack<PT_Q_DTYPE>(p[m][n][0], p[m][n][1]));
-            b[n][1] = transpose(pack<PT_Q_DTYPE>(p[m][n][2], p[m][n][3]));
+            b[n][0] = transpose(pack<MMA_DTYPE>(p[m][n][0], p[m][n][1]));
+            b[n][1] = transpose(pack<MMA_DTYPE>(p[m][n][2], p[m][n][3]));
         }
-#pragma unroll
-        for (int v = 0; v < VT; ++v) {
-            u32 a[4];
-            const int row = lane % 8 + lane / 16 * 8;
-            load_matrices_transposed(a, tile + 16 * m * VTile::PITCH + VTile::place(row, 2 * v + lane / 8 % 2));
-#pragma unroll
-            for (int n = 0; n < NT; ++n) mma<PT_Q_DTYPE>(out[v][n], a, b[n][0], b[n][1]);
-        }
+        multiply_values(out, b, tile + 16 * m * VTile::PITCH, readers);
     }
 }
 
 // Scores of one warp's rows: cap and ALiBi, and -inf where a query does not see a key.
 struct Scores {
-    static constexpr bool PLAIN = !PT_HAS_CAP && !PT_HAS_ALIBI && !PT_HAS_SCALES;
-    float raw_scale, scale;  // to the natural score; to base 2, what the softmax applies
+    static constexpr bool PLAIN = !PT_HAS_CAP && !PT_HAS_ALIBI && KV_BYTES == 2 && !PT_HAS_SCALES;
+    float raw_scale[SCALED_QUERY ? NT : 1][2], scale;  // to the natural score; to base 2, what the softmax applies
     float soft_cap, slopes[PT_HAS_ALIBI ? NT : 1][2];
 
-    __device__ __forceinline__ Scores(const Params& p, const Work& w, const Rows& rows, int lane)
-        : raw_scale(p.scale), scale(PLAIN ? p.scale * LOG2E : LOG2E), soft_cap(p.soft_cap) {
-        if (PT_HAS_SCALES) raw_scale *= p.k_scale[w.kv_head * PT_SCALE_STRIDE];
+    __device__ __forceinline__ Scores(const Params& p, const Work& w, const Rows& rows, const u8* memory, int lane)
+        : scale(PLAIN ? p.scale * LOG2E : LOG2E), soft_cap(p.soft_cap) {
+        float factor = p.scale;
+        if constexpr (KV_BYTES == 1) factor *= EightBit<PT_KV_DTYPE>::FACTOR;
+        if (PT_HAS_SCALES) factor *= p.k_scale[w.kv_head * PT_SCALE_STRIDE];
+        const float* query_scales = reinterpret_cast<const float*>(memory + QUERY_SCALES);
+#pragma unroll
+        for (int n = 0; n < (SCALED_QUERY ? NT : 1); ++n)
+#pragma unroll
+            for (int e = 0; e < 2; ++e) raw_scale[n][e] = SCALED_QUERY ? factor * query_scales[8 * n + lane % 4 * 2 + e] : factor;
         if constexpr (PT_HAS_ALIBI) {
 #pragma unroll
             for (int n = 0; n < NT; ++n)
@@ -272,7 +358,7 @@ struct Scores {
 #pragma unroll
                         for (int h = 0; h < 2; ++h) {
                             float& x = s[m][n][2 * h + e];
-                            x *= raw_scale;
+                            x *= raw_scale[SCALED_QUERY ? n : 0][e];
                             if (PT_HAS_CAP) x = soft_cap * tanhf(x / soft_cap);
                             if (PT_HAS_ALIBI) x = fmaf(slopes[n][e], float(distance + 16 * m + 8 * h), x);
                         }
@@ -323,11 +409,13 @@ __device__ __forceinline__ void write_result(
 #pragma unroll
             for (int other = 0; other < WARPS; ++other) top = fmaxf(top, tops[other * ROWS + row]);
             const float factor = exp2_fast(softmax.top[n][e] - top);
-            float* to = outputs + (warp * ROWS + row) * OUT_PITCH + lane / 4;
+            constexpr int STEP = KV_BYTES == 1 ? 2 : 1, HALF = KV_BYTES == 1 ? 1 : 8;  // see load_operands
+            float* to = outputs + (warp * ROWS + row) * OUT_PITCH + lane / 4 * STEP;
 #pragma unroll
-            for (int v = 0; v < VT; ++v) to[16 * v] = out[v][n][e] * factor, to[16 * v + 8] = out[v][n][e + 2] * factor;
+            for (int v = 0; v < VT; ++v) to[16 * v] = out[v][n][e] * factor, to[16 * v + HALF] = out[v][n][e + 2] * factor;
         }
-    const float value_scale = PT_HAS_SCALES ? p.v_scale[w.kv_head * PT_SCALE_STRIDE] : 1.0f;
+    float value_scale = PT_HAS_SCALES ? p.v_scale[w.kv_head * PT_SCALE_STRIDE] : 1.0f;
+    if constexpr (KV_BYTES == 1) value_scale *= EightBit<PT_KV_DTYPE>::FACTOR;
     for (int row = threadIdx.x; row < rows.count; row += 32 * WARPS) {
         const float sink = whole ? rows.sink(p, row) : -infinity();
         float top = fmaxf(LOWEST, sink), total = 0.0f;
@@ -393,8 +481,9 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) attention_split(
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     Stream stream(p, work, share, shared, warp, lane);
     stream.start();
-    const Query query(p, rows, shared + QUERY, lane);
-    const Scores scores(p, work, rows, lane);
+    const Query query(p, rows, shared, warp, lane);
+    const Scores scores(p, work, rows, shared, lane);
+    const TileReaders readers(lane);
     OnlineSoftmax<MT, NT> softmax;
     float acc[VT][NT][4] = {};
     int stage = 0, free_stage = STAGES - 1;
@@ -402,10 +491,10 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) attention_split(
         stream.advance(tile, free_stage);
         const u32 at = stream.stages + stage * STAGE_BYTES;
         float s[MT][NT][4];
-        multiply_keys(s, query, at, lane);
+        multiply_keys(s, query, at, readers, lane);
         scores.finish(s, rows, stream.first_token(tile), share.end, lane);
         softmax.update(s, scores.scale, acc);
-        multiply_values(acc, s, at + V_START, lane);
+        multiply_weights(acc, s, at + V_START, readers);
         free_stage = stage;
         stage = stage + 1 == STAGES ? 0 : stage + 1;
     }

@@ -32,6 +32,42 @@ template <int DTYPE> __device__ __forceinline__ u32 pack(float low, float high) 
     return out;
 }
 
+// Four 8-bit elements, lowest byte first, as two pairs of halves: (0, 1) and (2, 3), or with CROSSED (0, 2) and (1, 3).
+// Exact but for a constant factor, FACTOR: what a half is multiplied with to give the element.
+template <int DTYPE> struct EightBit {
+    static constexpr float FACTOR = 1.0f;
+    template <bool CROSSED> __device__ static void widen(u32 x, u32& first, u32& second);  // 16-bit types have none
+};
+template <> struct EightBit<E4M3> {
+#if __CUDA_ARCH__ >= 890
+    static constexpr float FACTOR = 1.0f;
+    template <bool CROSSED> __device__ static __forceinline__ void widen(u32 x, u32& first, u32& second) {
+        if (CROSSED) x = __byte_perm(x, 0, 0x3120);
+        asm("{.reg .b16 l, h; mov.b32 {l, h}, %2; cvt.rn.f16x2.e4m3x2 %0, l; cvt.rn.f16x2.e4m3x2 %1, h;}"
+            : "=r"(first), "=r"(second) : "r"(x));
+    }
+#else
+    // Sign, exponent and mantissa moved to their places in a half, whose exponent counts from 8 less. NaN becomes 480.
+    static constexpr float FACTOR = 256.0f;
+    template <bool CROSSED> __device__ static __forceinline__ void widen(u32 x, u32& first, u32& second) {
+        const u32 a = __byte_perm(x, 0, CROSSED ? 0x2404 : 0x1404), b = __byte_perm(x, 0, CROSSED ? 0x3414 : 0x3424);
+        first = (a & 0x80008000u) | (a & 0x7f007f00u) >> 1;
+        second = (b & 0x80008000u) | (b & 0x7f007f00u) >> 1;
+    }
+#endif
+};
+template <> struct EightBit<INT8> {
+    static constexpr float FACTOR = 1.0f;
+    // 0x64xx is the half 1024 + xx; with the sign bit turned over, xx is the element + 128.
+    template <bool CROSSED> __device__ static __forceinline__ void widen(u32 x, u32& first, u32& second) {
+        x ^= 0x80808080u;
+        const u32 a = __byte_perm(x, 0x64646464u, CROSSED ? 0x4240 : 0x4140), b = __byte_perm(x, 0x64646464u, CROSSED ? 0x4341 : 0x4342);
+        const __half2 bias = __half2half2(__ushort_as_half(0x6480));
+        const __half2 low = __hsub2(reinterpret_cast<const __half2&>(a), bias), high = __hsub2(reinterpret_cast<const __half2&>(b), bias);
+        first = reinterpret_cast<const u32&>(low), second = reinterpret_cast<const u32&>(high);
+    }
+};
+
 // 2^x, flushed to 0 below the smallest normal number.
 __device__ __forceinline__ float exp2_fast(float x) {
     float out;
