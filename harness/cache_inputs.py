@@ -46,7 +46,7 @@ class CacheInputs:
         """Fresh tensors for a plan. The batch is always whole: `sequences` belongs to attention."""
         case = self._case
         specs = _SLOTS[case.op](case.problem, case.pool_format)
-        slots = make_pools(case, self._placement, self._pools[0], self._pools[1], poison)
+        slots = make_pools(case, plan, self._placement, self._pools[0], self._pools[1], poison)
         match case.op:
             case Op.KV_WRITE:
                 slots |= self._write_slots(poison)
@@ -58,7 +58,7 @@ class CacheInputs:
             if scale is not None and name in specs:
                 slots[name] = self._copy(scale, poison)
         access = {name: specs[name].access for name in slots}
-        return Inputs(slots, make_workspaces(plan, poison), access, self._placement.window_start)
+        return Inputs(slots, make_workspaces(plan, poison), access, poison, self._placement.window_start)
 
     def _numbers(self, shape: tuple[int, int, int, int], rng: np.random.Generator) -> np.ndarray:
         if self._case.family is Family.CODED:

@@ -9,13 +9,13 @@ from contextlib import contextmanager
 import torch
 
 from pagedtune.kernels.device import Device
-from pagedtune.kernels.native import NativeExecutor
 from pagedtune.kernels.record import Status
 from pagedtune.kernels.variant import Config, Op, Variant
 
 from . import properties
 from .case import Case, Hazard
 from .judges import AttentionJudge, CacheJudge, Judge
+from .machines import machine_for
 from .memory import Poison
 from .runs import Run, Runner
 from .verdicts import CaseResult, Check, Fault
@@ -84,7 +84,7 @@ def _examine(variant: Variant, config: Config, case: Case, device: Device, check
     artifacts = variant.build(case.problem, case.pool_format, config, device)
     plan = variant.plan(case.problem, case.pool_format, config, case.bounds)
     judge: Judge = AttentionJudge(case) if case.op is Op.ATTENTION else CacheJudge(case)
-    runner = Runner(case, plan, NativeExecutor(artifacts), judge)
+    runner = Runner(case, plan, machine_for(device, artifacts), judge)
     if variant.properties.graph_safe:
         properties.check_graph_safe(plan)
         checks[Check.GRAPH_SAFE] = 0.0

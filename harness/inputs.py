@@ -31,12 +31,14 @@ class Inputs:
         slots: by slot name.
         workspaces: by workspace name.
         access: what the plan may do to each slot.
+        poison: what fills memory that must not matter.
         first_block: first block of the pool that `Carved.parent` of a pool tensor covers.
     """
 
     slots: Mapping[str, Carved]
     workspaces: Mapping[str, Carved]
     access: Mapping[str, Access]
+    poison: Poison
     first_block: int = 0
 
     @property
@@ -89,26 +91,26 @@ class AttentionInputs:
         """Fresh tensors for a plan; with `sequences`, a batch of only these."""
         case, content = self._case, self.content
         chosen = range(case.workload.num_seqs) if sequences is None else sequences
-        rows = self._rows(chosen)
+        rows, heads = self._rows(chosen), case.problem.num_q_heads
+        values: dict[str, torch.Tensor] = {
+            "q": content.q[rows],
+            "context_lens": _int32([case.workload.context_lens[s] for s in chosen]),
+            "query_start_loc": _int32([0, *np.cumsum([case.workload.query_lens[s] for s in chosen]).tolist()]),
+        }
+        for name in ("k_scale", "v_scale", "sinks", "alibi_slopes"):
+            if getattr(content, name) is not None:
+                values[name] = getattr(content, name)
         slots = {
-            "q": self._copy(content.q[rows], poison, (2, 1, 8)),
-            **make_pools(case, self.placement, content.k, content.v, poison),
-            "block_table": make_table(case, self.placement, chosen, poison),
-            "context_lens": self._ints([case.workload.context_lens[s] for s in chosen], poison),
-            "query_start_loc": self._ints(
-                [0, *np.cumsum([case.workload.query_lens[s] for s in chosen]).tolist()], poison
-            ),
-            "out": self._empty((len(rows), case.problem.num_q_heads, case.problem.head_dim_v), content.q.dtype, poison),
+            **{name: self._copy(value, poison, unit_of(plan, name)) for name, value in values.items()},
+            **make_pools(case, plan, self.placement, content.k, content.v, poison),
+            "block_table": make_table(case, self.placement, chosen, poison, unit_of(plan, "block_table")),
+            "out": self._empty((len(rows), heads, case.problem.head_dim_v), content.q.dtype, poison, plan, "out"),
         }
         if Hazard.NO_LSE not in case.hazards:
-            slots["lse"] = self._empty((len(rows), case.problem.num_q_heads), torch.float32, poison)
-        for name in ("k_scale", "v_scale", "sinks", "alibi_slopes"):
-            values = getattr(content, name)
-            if values is not None:
-                slots[name] = self._copy(values, poison, (0,))
+            slots["lse"] = self._empty((len(rows), heads), torch.float32, poison, plan, "lse")
         specs = attention_slots(case.problem, case.pool_format)
         access = {name: specs[name].access for name in slots}
-        return Inputs(slots, make_workspaces(plan, poison), access, self.placement.window_start)
+        return Inputs(slots, make_workspaces(plan, poison), access, poison, self.placement.window_start)
 
     def data(self, before: Mapping[str, torch.Tensor]) -> AttentionData:
         """What the oracles compute from, given the private copies of a run."""
@@ -119,30 +121,44 @@ class AttentionInputs:
         starts = np.concatenate([[0], np.cumsum(self._case.workload.query_lens)])
         return [row for s in sequences for row in range(int(starts[s]), int(starts[s + 1]))]
 
-    def _empty(self, shape: Sequence[int], dtype: torch.dtype, poison: Poison) -> Carved:
-        strided = Hazard.STRIDED in self._case.hazards
-        pad = [2, *(1 for _ in shape[1:-1]), 8 if len(shape) > 2 else 5] if strided else [0] * len(shape)
-        return carve(shape, dtype, poison, pad, self._offset, canary=True)
+    def _empty(self, shape: Sequence[int], dtype: torch.dtype, poison: Poison, plan: LaunchPlan, name: str) -> Carved:
+        unit = unit_of(plan, name)
+        return carve(shape, dtype, poison, self._pad(shape, unit), offset_of(self._case, unit), canary=True)
 
-    def _copy(self, values: torch.Tensor, poison: Poison, pad: Sequence[int]) -> Carved:
-        strided = Hazard.STRIDED in self._case.hazards
-        carved = carve(values.shape, values.dtype, poison, pad if strided else (), self._offset)
+    def _copy(self, values: torch.Tensor, poison: Poison, unit: int) -> Carved:
+        pad = self._pad(values.shape, unit) if values.dim() > 1 else ()
+        carved = carve(values.shape, values.dtype, poison, pad, offset_of(self._case, unit))
         carved.view.copy_(values)
         return carved
 
-    def _ints(self, values: Sequence[int], poison: Poison) -> Carved:
-        return self._copy(torch.tensor(values, dtype=torch.int32), poison, (0,))
+    def _pad(self, shape: Sequence[int], unit: int) -> tuple[int, ...]:
+        """Strides of a slice of a larger tensor: rows of heads lie 8 elements apart, rows of numbers 5."""
+        if Hazard.STRIDED not in self._case.hazards:
+            return ()
+        inner = 8 if len(shape) > 2 else 5
+        return (2, *(1 for _ in shape[1:-1]), -(-inner // unit) * unit)
 
-    @property
-    def _offset(self) -> int:
-        return 1 if Hazard.OFFSET_BASE in self._case.hazards else 0
+
+def _int32(values: Sequence[int]) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32)
 
 
-def make_table(case: Case, placement: Placement, sequences: Sequence[int], poison: Poison) -> Carved:
+def unit_of(plan: LaunchPlan, name: str) -> int:
+    """Elements that a plan wants the rows of a slot to be aligned to (1: it takes any)."""
+    spec = plan.slots.get(name)
+    return 1 if spec is None else max(1, spec.align // spec.dtype.itemsize)
+
+
+def offset_of(case: Case, unit: int) -> int:
+    """Elements by which the start of a tensor is off: as little aligned as the plan says that it may be."""
+    return unit if Hazard.OFFSET_BASE in case.hazards else 0
+
+
+def make_table(case: Case, placement: Placement, sequences: Sequence[int], poison: Poison, unit: int = 1) -> Carved:
     """`block_table` of the chosen sequences, with what the hazards put into unused entries."""
     columns = -(-case.bounds.max_context_len // case.pool_format.block_size) + TAIL_COLUMNS
-    pad = (0, 5) if Hazard.STRIDED in case.hazards else (0, 0)
-    carved = carve((len(sequences), columns), torch.int32, poison, pad, int(Hazard.OFFSET_BASE in case.hazards))
+    pad = (0, -(-5 // unit) * unit) if Hazard.STRIDED in case.hazards else (0, 0)
+    carved = carve((len(sequences), columns), torch.int32, poison, pad, offset_of(case, unit))
     for row, seq in enumerate(sequences):
         table = placement.tables[seq]
         unused = _unused_entry(case, placement, seq)
@@ -160,7 +176,9 @@ def _unused_entry(case: Case, placement: Placement, seq: int) -> int:
     return INT_MAX if Hazard.TAIL_INT_MAX in case.hazards else -1
 
 
-def make_pools(case: Case, placement: Placement, k: torch.Tensor, v: torch.Tensor, poison: Poison) -> dict[str, Carved]:
+def make_pools(
+    case: Case, plan: LaunchPlan, placement: Placement, k: torch.Tensor, v: torch.Tensor, poison: Poison
+) -> dict[str, Carved]:
     """`k_cache` and `v_cache`, poisoned except for live slots. `k`, `v` as in `Content`."""
     pools = {}
     for name, values, shape_of in (
@@ -175,7 +193,7 @@ def make_pools(case: Case, placement: Placement, k: torch.Tensor, v: torch.Tenso
             # K blocks lie twice their size apart, V blocks a row more than theirs.
             apart = shape[1] if name == "k_cache" else 1
             pad = [0, apart if Hazard.STRIDED_POOL in case.hazards else 0, *(0 for _ in shape[2:])]
-            carved = carve(shape, values.dtype, poison, pad, int(Hazard.OFFSET_BASE in case.hazards))
+            carved = carve(shape, values.dtype, poison, pad, offset_of(case, unit_of(plan, name)))
         target = canonical(carved.view[placement.window_start :], case.pool_format, name == "k_cache")
         live = torch.from_numpy(placement.live)
         bits(target)[live] = bits(values).view(*target.shape)[live]

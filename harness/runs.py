@@ -9,11 +9,12 @@ from typing import Protocol
 
 import torch
 
-from pagedtune.kernels.launch import Access, Executor, LaunchPlan
+from pagedtune.kernels.launch import Access, LaunchPlan
 
 from .case import Case, Hazard
 from .compare import check_written
 from .inputs import Inputs, element_of
+from .machines import Machine
 from .memory import Carved, Poison, flip_signs
 from .verdicts import Check, Fault
 
@@ -50,9 +51,9 @@ class Run:
 class Runner:
     """Runs one plan of one case."""
 
-    def __init__(self, case: Case, plan: LaunchPlan, executor: Executor, source: Source) -> None:
+    def __init__(self, case: Case, plan: LaunchPlan, machine: Machine, source: Source) -> None:
         self.case, self.plan = case, plan
-        self._executor, self._source = executor, source
+        self._machine, self._source = machine, source
 
     def first(self, poison: Poison, sequences: Sequence[int] | None = None) -> Run:
         """Binds fresh tensors and launches.
@@ -63,7 +64,7 @@ class Runner:
         inputs = self._source.make(self.plan, poison, sequences)
         before = inputs.snapshot()
         inputs.freeze()
-        launch = self._executor.prepare(self.plan.bind(inputs.tensors))
+        launch = self._machine.prepare(self.plan, inputs)
         label = f"{poison} poison" if sequences is None else f"{poison} poison, sequences {list(sequences)} alone"
         if Hazard.REPLAY in self.case.hazards:
             self._launch_others(inputs, launch)

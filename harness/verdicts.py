@@ -26,6 +26,7 @@ class Check(StrEnum):
     DETERMINISTIC = "deterministic"
     BATCH_INVARIANT = "batch_invariant"
     GRAPH_SAFE = "graph_safe"
+    EMULATION = "emulation"  # the virtual GPU saw a fault: memory, race, synchronisation, use of what was never written
 
 
 CORRUPTING = frozenset({Check.INPUTS, Check.GUARDS})

@@ -18,7 +18,6 @@ from .cubin import Compiled, find_cached, ptx_parameters, store
 from .launch import CType
 from .variant import BuildError
 
-DIVISIBILITY = 16  # what Triton's argument attribute states: multiples of 16 (bytes of a pointer, value of an integer)
 _CTYPES = {"i64": CType.I64, "i32": CType.I32, "fp32": CType.F32}
 
 
@@ -31,7 +30,7 @@ class TritonKernel:
         name: the jitted function.
         signature: type of every argument that is not a constant, by name and in order: `*bf16`, `i64`, `fp32`, ...
         constants: compile-time arguments by name.
-        divisible: arguments that are multiples of 16.
+        divisible: what arguments are multiples of: an address in bytes, an integer's value.
         num_warps, num_stages: launch options.
     """
 
@@ -39,7 +38,7 @@ class TritonKernel:
     name: str
     signature: Mapping[str, str]
     constants: Mapping[str, Any]
-    divisible: frozenset[str] = field(default_factory=frozenset)
+    divisible: Mapping[str, int] = field(default_factory=dict)
     num_warps: int = 4
     num_stages: int = 2
 
@@ -60,7 +59,7 @@ def build_triton(kernel: TritonKernel, capability: int) -> Artifact:
             "name": kernel.name,
             "signature": dict(kernel.signature),
             "constants": dict(kernel.constants),
-            "divisible": sorted(kernel.divisible),
+            "divisible": dict(kernel.divisible),
             "options": options,
             "compiler": compiler,
             "target": capability,
@@ -93,7 +92,7 @@ def _abi(kernel: TritonKernel, ptx: str) -> KernelAbi:
     types = [CType.POINTER if t.startswith("*") else _CTYPES[t] for t in kernel.signature.values()]
     extra = len(ptx_parameters(ptx, kernel.name)) - len(types)
     hidden = tuple(range(len(types), len(types) + extra))
-    align = {k: DIVISIBILITY for k, name in enumerate(kernel.signature) if name in kernel.divisible}
+    align = {k: kernel.divisible[name] for k, name in enumerate(kernel.signature) if name in kernel.divisible}
     return KernelAbi((*types, *(CType.POINTER,) * extra), align, hidden)
 
 
@@ -108,7 +107,7 @@ def _compile(kernel: TritonKernel, capability: int, options: dict[str, Any]) -> 
         raise BuildError(f"{kernel.name}: arguments {sorted(set(names) ^ known)} are missing or unknown")
     signature = {n: kernel.signature.get(n, "constexpr") for n in names}
     constants = {(names.index(n),): value for n, value in kernel.constants.items()}
-    attributes = {(names.index(n),): [["tt.divisibility", DIVISIBILITY]] for n in kernel.divisible}
+    attributes = {(names.index(n),): [["tt.divisibility", d]] for n, d in kernel.divisible.items()}
     source = ASTSource(fn=function, signature=signature, constexprs=constants, attrs=attributes)
     with _environment({"TRITON_DISABLE_LINE_INFO": "1"}):
         try:

@@ -6,9 +6,11 @@ import difflib
 
 from .cpu_cache import CpuCopyBlocks, CpuGatherKV, CpuKVWrite
 from .cpu_split import CpuSplit
+from .cuda_paged import CudaPaged
 from .device import DeviceKind
 from .eager import Eager
 from .eager_cache import EagerCopyBlocks, EagerGatherKV, EagerKVWrite
+from .triton_split import TritonSplit
 from .variant import Op, Variant
 
 VARIANTS: tuple[Variant, ...] = (
@@ -20,6 +22,8 @@ VARIANTS: tuple[Variant, ...] = (
     CpuCopyBlocks(),
     EagerGatherKV(),
     CpuGatherKV(),
+    TritonSplit(),
+    CudaPaged(),
 )
 
 

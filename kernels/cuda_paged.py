@@ -14,7 +14,7 @@ from .launch import Arg, CType, KernelStep, LaunchPlan, SizeArg, StrideArg
 from .native_args import f32, i64, pointers
 from .pool_format import Layout, PoolFormat, ScaleKind
 from .problem import Problem
-from .slots import attention_slots, batch_limits
+from .slots import aligned, attention_slots, batch_limits
 from .variant import Config, Properties, Variant
 
 SOURCE = Path(__file__).parent / "cuda" / "paged_attention.cu"
@@ -107,7 +107,8 @@ class CudaPaged(Variant):
         )
         grid = (bounds.max_num_tokens, problem.num_q_heads, 1)
         step = KernelStep("attention_paged", grid, args, (32 * _own(config).num_warps, 1, 1))
-        return LaunchPlan((step,), attention_slots(problem, pool_format), {}, batch_limits(bounds))
+        slots = aligned(attention_slots(problem, pool_format), _alignments(problem, pool_format))
+        return LaunchPlan((step,), slots, {}, batch_limits(bounds))
 
 
 def _own(config: Config) -> CudaPagedConfig:
@@ -126,12 +127,17 @@ def _chunks(problem: Problem, pool_format: PoolFormat) -> tuple[int, int]:
     return chunk(problem.head_dim), 1 if scattered else chunk(problem.head_dim_v)
 
 
+def _alignments(problem: Problem, pool_format: PoolFormat) -> dict[str, int]:
+    """Bytes that are loaded in one piece, by tensor."""
+    chunk_k, chunk_v = _chunks(problem, pool_format)
+    size = pool_format.kv_dtype.itemsize
+    return {"q": chunk_k * problem.q_dtype.itemsize, "k_cache": chunk_k * size, "v_cache": chunk_v * size}
+
+
 def _abi(problem: Problem, pool_format: PoolFormat) -> KernelAbi:
     """Chunks are loaded in one piece: tensors and strides must be aligned to them."""
     chunk_k, chunk_v = _chunks(problem, pool_format)
-    count = len(_POINTERS)
-    sizes = {"q": chunk_k * problem.q_dtype.itemsize, "k_cache": chunk_k * pool_format.kv_dtype.itemsize}
-    sizes["v_cache"] = chunk_v * pool_format.kv_dtype.itemsize
+    count, sizes = len(_POINTERS), _alignments(problem, pool_format)
     align = {k: sizes[name] for k, name in enumerate(_POINTERS) if name in sizes}
     num_strides = 6 if pool_format.layout is Layout.XPACKED else 5  # elsewhere the outer dim has stride 1
     align |= {count + k: chunk_k for k in range(num_strides)}

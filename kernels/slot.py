@@ -27,7 +27,7 @@ class SlotSpec:
         access: what the plan does to it.
         unit_stride: dimensions that must have stride 1 (a dimension of size 1 always passes).
         contiguous: whether it must be contiguous.
-        align: alignment of its first element, in bytes (0: that of the dtype).
+        align: alignment in bytes of its first element and of all strides but the unit ones (0: that of the dtype).
         optional: whether it may be absent (the kernel then gets a null pointer and zero strides).
     """
 
@@ -97,6 +97,12 @@ def _check_memory(name: str, spec: SlotSpec, tensor: torch.Tensor) -> None:
     align = spec.align or spec.dtype.itemsize
     if tensor.numel() and tensor.data_ptr() % align:
         raise ValueError(f"slot {name!r} starts at {tensor.data_ptr():#x}, expected an alignment of {align} bytes")
+    for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+        if size > 1 and dim not in spec.unit_stride and stride * spec.dtype.itemsize % align:
+            raise ValueError(
+                f"slot {name!r} has strides {tensor.stride()}: along dimension {dim} rows are "
+                f"{stride * spec.dtype.itemsize} bytes apart, expected a multiple of {align}"
+            )
 
 
 def check_workspace(name: str, spec: WorkspaceSpec, tensor: torch.Tensor | None) -> None:

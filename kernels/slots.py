@@ -6,6 +6,9 @@ Symbols in the shapes: `num_tokens` query or written tokens, `num_seqs` sequence
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+
 import torch
 
 from .bounds import Bounds
@@ -100,6 +103,11 @@ def scale_slots(problem: Problem, pool_format: PoolFormat) -> dict[str, SlotSpec
     if shape is None:
         return {}
     return {name: SlotSpec(torch.float32, shape, contiguous=True) for name in ("k_scale", "v_scale")}
+
+
+def aligned(specs: Mapping[str, SlotSpec], align: Mapping[str, int]) -> dict[str, SlotSpec]:
+    """The same slots, with the alignments in bytes (see `SlotSpec.align`) that wide loads and stores need."""
+    return {name: replace(spec, align=align.get(name, spec.align)) for name, spec in specs.items()}
 
 
 def batch_limits(bounds: Bounds) -> dict[str, int]:

@@ -15,12 +15,13 @@ from .dtypes import DType
 from .launch import Arg, CType, KernelStep, LaunchPlan, ScalarArg, SizeArg, SlotArg, StrideArg, WorkspaceSpec
 from .pool_format import Layout, PoolFormat, ScaleKind
 from .problem import Problem
-from .slots import attention_slots, batch_limits
+from .slots import aligned, attention_slots, batch_limits
 from .variant import Config, Numerics, Properties, Variant
 
 SOURCE = Path(__file__).parent / "triton" / "split_kernel.py"
 MIN_ROWS = 16  # smallest side of a matrix product
 MAX_HEAD_DIM = 512
+VECTOR_BYTES = 16  # widest load of a thread
 TILE_CHOICES = (32, 64, 128)
 SPLIT_CHOICES = (4, 8, 16, 32)
 _TYPES = {DType.BF16: "bf16", DType.FP16: "fp16", DType.FP32: "fp32", DType.FP8_E4M3: "fp8e4nv", DType.INT8: "i8"}
@@ -112,7 +113,7 @@ class TritonSplit(Variant):
             "attention_split",
             signature,
             _constants(problem, pool_format, config),
-            _divisible(problem, pool_format) & signature.keys(),
+            {n: d for n, d in _divisible(problem, pool_format).items() if n in signature},
             config.num_warps,
             config.num_stages,
         )
@@ -129,7 +130,7 @@ class TritonSplit(Variant):
                 "BLOCK_SPLITS": _power_of_two(config.num_splits),
                 "HAS_SINKS": problem.sinks,
             },
-            frozenset(_MERGE_POINTERS),
+            {n: d for n, d in _divisible(problem, pool_format).items() if n in merge_signature},
             num_warps=1,
         )
         return build_triton(split, device.capability), build_triton(merge, device.capability)
@@ -147,7 +148,8 @@ class TritonSplit(Variant):
                 "partial_out": WorkspaceSpec(torch.float32, (*rows, problem.head_dim_v), partial_of="out"),
                 "partial_lse": WorkspaceSpec(torch.float32, rows, partial_of="lse"),
             }
-        return LaunchPlan(tuple(steps), attention_slots(problem, pool_format), workspaces, batch_limits(bounds))
+        slots = aligned(attention_slots(problem, pool_format), _alignments(problem, pool_format))
+        return LaunchPlan(tuple(steps), slots, workspaces, batch_limits(bounds))
 
 
 _INTEGERS = (
@@ -188,18 +190,34 @@ def _signature(problem: Problem, pool_format: PoolFormat) -> dict[str, str]:
     return {**_types(_POINTERS, problem, pool_format), **integers, "scale": "fp32", "soft_cap": "fp32"}
 
 
-def _divisible(problem: Problem, pool_format: PoolFormat) -> frozenset[str]:
-    """Arguments that are multiples of 16: all pointers, and strides wherever the natural layout makes them so."""
-    aligned = set(_POINTERS)
-    if problem.head_dim % 16 == 0:
-        aligned |= {"q_token", "q_head", "k_block", "k_slot", "k_head"}
-    if problem.head_dim_v % 16 == 0:
-        aligned |= {"out_token", "out_head", "v_block", "v_slot", "v_head"}
-    if pool_format.layout is Layout.XPACKED:
-        aligned -= {"k_slot"}
-        block = pool_format.block_size % 16 == 0
-        aligned = aligned | {"k_outer", "v_dim"} if block else aligned - {"k_head", "v_head", "v_block"}
-    return frozenset(aligned)
+def _alignments(problem: Problem, pool_format: PoolFormat) -> dict[str, int]:
+    """Tensors whose rows are loaded and stored 16 bytes at a time: those with rows of a multiple of that size."""
+    xpacked, size = pool_format.layout is Layout.XPACKED, pool_format.kv_dtype.itemsize
+    rows = {
+        "q": problem.head_dim * problem.q_dtype.itemsize,
+        "out": problem.head_dim_v * problem.q_dtype.itemsize,
+        "k_cache": (pool_format.pack if xpacked else problem.head_dim) * size,
+        "v_cache": (pool_format.block_size if xpacked else problem.head_dim_v) * size,
+    }
+    return {name: VECTOR_BYTES for name, num_bytes in rows.items() if num_bytes % VECTOR_BYTES == 0}
+
+
+def _divisible(problem: Problem, pool_format: PoolFormat) -> dict[str, int]:
+    """What pointers (in bytes) and strides (in elements) are multiples of, by argument; see `_alignments`."""
+    aligned = _alignments(problem, pool_format)
+    found = {"partial_out": VECTOR_BYTES, "partial_lse": VECTOR_BYTES}
+    for name, tensor, dtype in (
+        ("q", "q", problem.q_dtype),
+        ("out", "out", problem.q_dtype),
+        ("k", "k_cache", pool_format.kv_dtype),
+        ("v", "v_cache", pool_format.kv_dtype),
+    ):
+        if tensor in aligned:
+            found[tensor] = VECTOR_BYTES
+            found |= {n: VECTOR_BYTES // dtype.itemsize for n in _INTEGERS if n.startswith(f"{name}_")}
+    if pool_format.layout is not Layout.XPACKED:
+        found.pop("k_outer", None)  # the innermost dimension's stride, which is 1
+    return found
 
 
 def _constants(problem: Problem, pool_format: PoolFormat, config: TritonSplitConfig) -> dict[str, object]:

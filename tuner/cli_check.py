@@ -18,11 +18,12 @@ from pagedtune.harness.checking import Crew, Listing, Outcome
 from pagedtune.harness.coverage import coverage_of, shortfall
 from pagedtune.harness.external import RequestError, absolute_ref
 from pagedtune.harness.junit import junit_xml
-from pagedtune.harness.nvidia import probe_nvidia
+from pagedtune.harness.machines import verdict_for
 from pagedtune.harness.probe import cpu_facts
 from pagedtune.kernels.artifact import publish
 from pagedtune.kernels.catalogue import VARIANTS
 from pagedtune.kernels.device import Device
+from pagedtune.kernels.record import Verdict
 from pagedtune.kernels.variant import Op
 
 from .check_view import console_for, show_coverage, show_failures, show_missing, totals, with_progress
@@ -60,7 +61,9 @@ def check(
     variants: Annotated[
         list[str] | None, typer.Argument(help="names, or path/to/file.py:ClassName; none: the whole catalogue")
     ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, or a name in configs/gpus; default: what is found")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="cpu (the default), or a GPU of configs/gpus: it need not be here")
+    ] = None,
     cases: Annotated[str, typer.Option(help="how much to run: tiny, corner or production")] = "corner",
     op: Annotated[str | None, typer.Option(help="only variants of this op, e.g. attention")] = None,
     only: Annotated[
@@ -132,22 +135,17 @@ class _Progress:
 
 
 def device_for_check(name: str | None) -> Device:
-    """The device to check on.
+    """The device to check for: this machine's CPU, or a GPU as its file in configs/gpus describes it.
 
     Raises:
-        UsageError: it is not this machine's, or nothing can run its kernels yet.
+        UsageError: an unknown name.
     """
     if name is None or name == "cpu":
         return cpu_facts()
     configs = Configs()
     if name not in configs.names("gpus"):
         raise unknown_name("device", name, configs.names("gpus"))
-    wanted, found = configs.gpu(name).device(name), probe_nvidia()
-    here = f"this machine has {found.product}" if found is not None else "no NVIDIA GPU was found on this machine"
-    raise UsageError(
-        f"--device {name} ({wanted.product}) cannot be checked: {here}, and kernels for CUDA devices can neither be "
-        "run nor emulated yet; --device cpu checks the CPU variants"
-    )
+    return configs.gpu(name).device(name)
 
 
 def parse_pairs(texts: Sequence[str]) -> dict[str, str]:
@@ -233,12 +231,18 @@ def _show(request: Request, listings: Sequence[Listing], done: Sequence[Outcome]
         f"{listing.ref}: {UNLOADED if listing.broken else NO_CASE}" for listing in listings if not listing.planned
     ]
     reasons += [f"{c.variant} {c.op}: {why}" for c in coverages if (why := shortfall(c, request.allow_missing))]
-    text = totals(coverages, len(listings), f"on {request.device.name}, {seconds:.1f} s")
+    text = totals(coverages, len(listings), f"{_evidence(request.device)}, {seconds:.1f} s")
     console.print()
     for reason in reasons:
         console.print(reason, style="red", soft_wrap=True, markup=False)
     console.print(f"{'FAILED' if reasons else 'PASSED'}: {text}", style="bold red" if reasons else "bold green")
     return EXIT_FAILED if reasons else EXIT_OK
+
+
+def _evidence(device: Device) -> str:
+    if verdict_for(device) is Verdict.EMULATED:
+        return f"for {device.name} (emulated: the PTX of each binary ran on the virtual GPU, no GPU did)"
+    return f"on {device.name}"
 
 
 def _repeat(request: Request) -> str:

@@ -93,6 +93,7 @@ class AddressSpace:
         bound: BoundPlan,
         uninitialised: Mapping[str, torch.Tensor] | None = None,
         freed: frozenset[str] = frozenset(),
+        windows: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
         self.allocations: list[Allocation] = []
         self._addresses: dict[str, int] = {}
@@ -100,8 +101,12 @@ class AddressSpace:
         self._bound = bound
         self._uninitialised = dict(uninitialised or {})
         self._freed = freed
-        for group in _overlapping(bound.tensors):
+        windows = windows or {}
+        whole = {name: tensor for name, tensor in bound.tensors.items() if name not in windows}
+        for group in _overlapping(whole):
             self._place(group)
+        for name, window in windows.items():
+            self._place_window(name, window)
 
     def _access(self, name: str) -> int:
         plan = self._bound.plan
@@ -133,6 +138,19 @@ class AddressSpace:
         allocation.freed = bool(self._freed.intersection(names))
         self._set_initialised(allocation, names)
         self.allocations.append(allocation)
+
+    def _place_window(self, name: str, window: torch.Tensor) -> None:
+        """Places a tensor of which only `window` exists."""
+        tensor = self._bound.tensors[name]
+        before = window.data_ptr() - tensor.data_ptr()
+        num_bytes = window.numel() * window.element_size()
+        self._addresses[name] = self._next
+        base = self._next + before
+        self._next += -(-(before + num_bytes) // SPACING) * SPACING + SPACING
+        granule = min(4, tensor.element_size())
+        self.allocations.append(
+            Allocation(name, base, window.data_ptr(), num_bytes, self._access(name), granule, keep=tensor)
+        )
 
     def _set_initialised(self, allocation: Allocation, names: list[str]) -> None:
         if allocation.access in (ACCESS_CODES[Access.OUT], WORKSPACE):

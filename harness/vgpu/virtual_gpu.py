@@ -48,6 +48,7 @@ class VirtualGpuOptions:
         raise_faults: raise on faults; otherwise read them from `report`.
         uninitialised: by slot, a boolean tensor (broadcast to the slot's) of elements that hold nothing yet.
         freed: slots whose memory was given back before the launch: any access is a fault.
+        windows: by slot, the part of it that exists, one-dimensional: the rest of a pool larger than memory does not.
     """
 
     num_threads: int = 0
@@ -63,6 +64,7 @@ class VirtualGpuOptions:
     raise_faults: bool = True
     uninitialised: Mapping[str, torch.Tensor] = field(default_factory=dict)
     freed: frozenset[str] = frozenset()
+    windows: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
 def load_program(ptx: str, entry: str) -> Program:
@@ -152,7 +154,7 @@ class VirtualGpu:
             )
 
     def _run(self, bound: BoundPlan) -> RunReport:
-        space = AddressSpace(bound, self.options.uninitialised, self.options.freed)
+        space = AddressSpace(bound, self.options.uninitialised, self.options.freed, self.options.windows)
         values = {
             step.entry: self._arguments(bound, space, step) for step in bound.plan.steps if isinstance(step, KernelStep)
         }

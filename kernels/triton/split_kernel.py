@@ -10,6 +10,7 @@ Scores are kept in base 2: `log2(e)` is folded into the scale.
 # The language is Triton: what looks like Python is compiled for the GPU, and has no Python types.
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import libdevice
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
@@ -135,9 +136,9 @@ def attention_split(
         k_tile = tl.load(k_at, mask=seen[None, :] & (cols_k < DIM_K)[:, None], other=0.0).to(q_tile.dtype)
         scores = tl.dot(q_tile, k_tile, input_precision=DOT_PRECISION) * score_scale
         if HAS_CAP:
-            # tanh(x) = 1 - 2 / (exp(2x) + 1): exact at both ends, where exp overflows or vanishes.
+            # Not made of exp alone: that loses the digits of small scores, and a large cap makes the loss visible.
             cap = soft_cap * LOG2E
-            scores = cap * (1.0 - 2.0 / (tl.exp2(scores / cap * (2.0 * LOG2E)) + 1.0))
+            scores = cap * libdevice.tanh(scores / cap)
         if HAS_ALIBI:
             scores += slopes[:, None] * (tokens - position).to(tl.float32)[None, :]
         scores = tl.where(seen[None, :], scores, -float("inf"))
