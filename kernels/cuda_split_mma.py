@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
@@ -13,11 +13,11 @@ from .artifact import Artifact, KernelAbi
 from .bounds import Bounds
 from .device import Device, DeviceKind
 from .dtypes import DType
-from .launch import Arg, CType, KernelStep, LaunchPlan, MemsetStep, SizeArg, SlotSpec, Step, StrideArg, WorkspaceSpec
+from .launch import Arg, CType, KernelStep, LaunchPlan, MemsetStep, ScalarArg, SizeArg, SlotSpec, Step, StrideArg, WorkspaceSpec
 from .native_args import abi_of, f32, i64, pointers, scale_stride, strides
 from .pool_format import Layout, PoolFormat, ScaleKind
 from .problem import Problem
-from .slots import attention_slots, batch_limits
+from .slots import aligned, attention_slots, batch_limits
 from .variant import Config, Numerics, Properties, Variant
 
 SOURCE = Path(__file__).parent / "cuda" / "split_mma.cu"
@@ -249,8 +249,7 @@ def _defines(problem: Problem, pool_format: PoolFormat, config: CudaSplitMmaConf
 
 def _slots(problem: Problem, pool_format: PoolFormat) -> dict[str, SlotSpec]:
     """The op's slots; pools are read 16 bytes at a time."""
-    slots = attention_slots(problem, pool_format)
-    return slots | {name: replace(slots[name], align=_COPY_BYTES) for name in ("k_cache", "v_cache")}
+    return aligned(attention_slots(problem, pool_format), dict.fromkeys(("k_cache", "v_cache"), _COPY_BYTES))
 
 
 _POINTERS = (
@@ -284,8 +283,6 @@ def _split_args(
 
 
 def _null(count: int) -> tuple[Arg, ...]:
-    from .launch import ScalarArg
-
     return (ScalarArg(0, CType.POINTER),) * count
 
 

@@ -490,7 +490,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) attention_split(
     for (int tile = 0; tile < stream.num_tiles(); ++tile) {
         stream.advance(tile, free_stage);
         const u32 at = stream.stages + stage * STAGE_BYTES;
-        float s[MT][NT][4];
+        float s[MT][NT][4] = {};
         multiply_keys(s, query, at, readers, lane);
         scores.finish(s, rows, stream.first_token(tile), share.end, lane);
         softmax.update(s, scores.scale, acc);
