@@ -32,7 +32,7 @@ STAGE_CHOICES = (3, 2, 4)
 OUTPUT_REGISTERS = 128  # of a thread, at most, for the output of all rows of a block
 MERGE_WARPS = 8
 _CODES = {DType.BF16: 1, DType.FP16: 2, DType.FP8_E4M3: 3, DType.INT8: 4}
-_COPY_BYTES = 16
+_COPY_BYTES, _QUERY_BYTES = 16, 4
 
 
 class Merge(StrEnum):
@@ -248,8 +248,9 @@ def _defines(problem: Problem, pool_format: PoolFormat, config: CudaSplitMmaConf
 
 
 def _slots(problem: Problem, pool_format: PoolFormat) -> dict[str, SlotSpec]:
-    """The op's slots; pools are read 16 bytes at a time."""
-    return aligned(attention_slots(problem, pool_format), dict.fromkeys(("k_cache", "v_cache"), _COPY_BYTES))
+    """The op's slots; pools are read 16 bytes at a time, queries 4."""
+    align = {"q": _QUERY_BYTES, "k_cache": _COPY_BYTES, "v_cache": _COPY_BYTES}
+    return aligned(attention_slots(problem, pool_format), align)
 
 
 _POINTERS = (
@@ -290,8 +291,9 @@ def _split_abi(problem: Problem, pool_format: PoolFormat, config: CudaSplitMmaCo
     """Pools and their strides must be multiples of a 16-byte copy, partials of a four-float load."""
     args = _split_args(problem, pool_format, config, Bounds(1, 1))
     elements = _COPY_BYTES // pool_format.kv_dtype.itemsize
-    align = {k: _COPY_BYTES for k in (2, 3, 12)}
-    align |= {k: elements for k, arg in enumerate(args) if isinstance(arg, StrideArg) and arg.slot.endswith("_cache")}
+    align = {1: _QUERY_BYTES, **dict.fromkeys((2, 3, 12), _COPY_BYTES)}
+    units = {"q": _QUERY_BYTES // problem.q_dtype.itemsize, "k_cache": elements, "v_cache": elements}
+    align |= {k: units[arg.slot] for k, arg in enumerate(args) if isinstance(arg, StrideArg) and arg.slot in units}
     return KernelAbi(abi_of(args).arg_types, align)
 
 

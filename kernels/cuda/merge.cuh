@@ -54,7 +54,7 @@ struct Weights {
         }
 #pragma unroll
         for (int step = 16; step > 0; step /= 2) total += __shfl_xor_sync(ALL_LANES, total, step);
-        total += exp2_fast(sink - safe_top);
+        total += sink_term(sink, safe_top);
     }
 
     __device__ __forceinline__ float operator[](int split) const {

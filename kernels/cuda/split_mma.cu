@@ -142,13 +142,15 @@ struct Stream {
             v_copier.copy(to + V_START, step, v_base + at.y, 4 * step < live, lane);
         }
     }
-    // Fills all stages but one.
-    __device__ __forceinline__ void start() {
-        if (end <= begin) return;
-        u32 entries[STAGES];
+    // The table entries that `start` needs; what is loaded between the two calls arrives in the same time.
+    __device__ __forceinline__ void request(u32 (&entries)[STAGES]) {
 #pragma unroll
-        for (int tile = 0; tile < STAGES; ++tile) entries[tile] = read_entry(tile);
-        entry = read_entry(STAGES);
+        for (int tile = 0; tile < STAGES; ++tile) entries[tile] = end > begin ? read_entry(tile) : 0;
+        entry = end > begin ? read_entry(STAGES) : 0;
+    }
+    // Fills all stages but one.
+    __device__ __forceinline__ void start(const u32 (&entries)[STAGES]) {
+        if (end <= begin) return;
 #pragma unroll
         for (int tile = 0; tile < STAGES; ++tile) {
             place(tile, entries[tile]);
@@ -217,8 +219,7 @@ private:
             const float scale = 1.0f / scales[row];
             return pack<MMA_DTYPE>(float(from[0]) * scale, float(from[1]) * scale);
         }
-        const unsigned short* bits = reinterpret_cast<const unsigned short*>(from);
-        return bits[0] | u32(bits[1]) << 16;
+        return *reinterpret_cast<const u32*>(from);
     }
     // The power of two that takes the largest value of a row to 2^14 or above, below 2^15.
     __device__ static __forceinline__ void measure(const Params& p, const Rows& rows, float* scales, int row, int lane) {
@@ -425,7 +426,7 @@ __device__ __forceinline__ void write_result(
             unscaled = fmaxf(unscaled, tops[other * ROWS + row]);
             total += totals[other * ROWS + row] * exp2_fast(tops[other * ROWS + row] - top);
         }
-        total += exp2_fast(sink - top);
+        total += sink_term(sink, top);
         scales[row] = value_scale * exp2_fast(unscaled - top) * reciprocal_or_zero(total);
         const float lse = lse_of(top, total);
         if (whole) {
@@ -480,8 +481,10 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) attention_split(
 
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     Stream stream(p, work, share, shared, warp, lane);
-    stream.start();
+    u32 entries[STAGES];
+    stream.request(entries);
     const Query query(p, rows, shared, warp, lane);
+    stream.start(entries);
     const Scores scores(p, work, rows, shared, lane);
     const TileReaders readers(lane);
     OnlineSoftmax<MT, NT> softmax;

@@ -75,6 +75,9 @@ __device__ __forceinline__ float exp2_fast(float x) {
     return out;
 }
 
+// A sink's term relative to `top`; an infinite sink takes all weight and leaves none to the values.
+__device__ __forceinline__ float sink_term(float sink, float top) { return sink == top ? 1.0f : exp2_fast(sink - top); }
+
 // Natural-log LSE of a sum `total` of powers of two relative to `top`; no key gives -inf, and a NaN stays one.
 __device__ __forceinline__ float lse_of(float top, float total) {
     return total == 0.0f ? -infinity() : (top + log2f(total)) * LN2;
