@@ -14,7 +14,7 @@ from itertools import cycle, product
 from typing import Any
 
 from pagedtune.kernels.bounds import Bounds
-from pagedtune.kernels.device import Device
+from pagedtune.kernels.device import Device, DeviceKind
 from pagedtune.kernels.pool_format import Layout, PoolFormat, ScaleKind
 from pagedtune.kernels.problem import Problem
 from pagedtune.kernels.variant import Op, Variant
@@ -31,12 +31,13 @@ HAZARD_DIMENSIONS = ("table", "tail", "memory", "launch", "outputs", "values", "
 def cases_for(variant: Variant, device: Device, level: Level) -> tuple[Case, ...]:
     """The cases of a variant's op at a level: one list for every variant of the op, and more for one with limits.
 
-    Numbers of cases for attention: tiny 53, corner 291, production 37; of a cache operation 42, 66 to 70 and 36.
+    Numbers of cases for attention: tiny 53, corner 291, production 37; of a cache operation 42, 66 to 70 and 36. On a
+    GPU the shapes of attention are more, by those with a quantised pool.
     """
-    common = _cases(variant.op, level)
+    common = _cases(variant.op, level, variant.device_kind)
     if all(_takes(variant, device, case.problem, case.pool_format) for case in common):
         return common
-    spans = _taken_spans(variant, device, dimensions_of(variant.op, level))
+    spans = _taken_spans(variant, device, dimensions_of(variant.op, level, variant.device_kind))
     if any(not values for values in spans.values()):
         return common
     keys = {case.key for case in common}
@@ -68,8 +69,8 @@ def _taken_spans(variant: Variant, device: Device, spans: Mapping[str, Sequence[
 
 
 @cache
-def _cases(op: Op, level: Level) -> tuple[Case, ...]:
-    rows = covering_rows(dimensions_of(op, level), possible)
+def _cases(op: Op, level: Level, kind: DeviceKind) -> tuple[Case, ...]:
+    rows = covering_rows(dimensions_of(op, level, kind), possible)
     covering = [_case(op, row, _lengths(level), index) for index, row in enumerate(rows)]
     return (*covering, *(_sizes() if (op, level) == (Op.ATTENTION, Level.CORNER) else ()))
 
@@ -88,8 +89,8 @@ def _lengths(level: Level) -> Mapping[str, d.Lengths]:
     return d.MODEL_LENGTHS if level is Level.PRODUCTION else d.LENGTHS
 
 
-def dimensions_of(op: Op, level: Level) -> dict[str, tuple[Any, ...]]:
-    """Values of each dimension of an op at a level."""
+def dimensions_of(op: Op, level: Level, kind: DeviceKind = DeviceKind.CPU) -> dict[str, tuple[Any, ...]]:
+    """Values of each dimension of an op at a level, for variants of one kind of device."""
     spans: dict[str, tuple[Any, ...]] = {
         "shape": {Level.TINY: d.TINY_SHAPES, Level.CORNER: d.SHAPES, Level.PRODUCTION: d.MODEL_SHAPES}[level],
         "lengths": tuple(d.MODEL_LENGTHS if level is Level.PRODUCTION else d.LENGTHS),
@@ -103,6 +104,8 @@ def dimensions_of(op: Op, level: Level) -> dict[str, tuple[Any, ...]]:
         "launch": d.LAUNCHES,
         "queries": tuple(d.QUERIES),
     }
+    if op is Op.ATTENTION and kind is DeviceKind.CUDA:
+        spans["shape"] += d.QUANTISED_SHAPES if level is Level.CORNER else d.QUANTISED_SHAPES[:1]
     if op is Op.ATTENTION:
         spans |= {"feature": d.FEATURES, "outputs": d.OUTPUTS, "values": d.VALUES}
     else:

@@ -70,6 +70,12 @@ SHAPES = (
     Shape(2, 1, 72, 72, BF16, BF16),
     Shape(2, 1, 65, 33, BF16, BF16),
 )
+# Pools that hold less than the query does, for devices whose kernels dequantise on the way to the product.
+QUANTISED_SHAPES = (
+    Shape(8, 2, 128, 128, BF16, DType.FP8_E4M3),
+    Shape(7, 1, 64, 64, FP16, DType.FP8_E4M3),
+    Shape(8, 2, 128, 128, BF16, DType.INT8),
+)
 # Cache operations are compiled for no shape: head dims, dtypes and every pair of dtypes once.
 CACHE_SHAPES = (
     Shape(8, 2, 128, 128, BF16, BF16),

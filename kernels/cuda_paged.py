@@ -21,7 +21,7 @@ SOURCE = Path(__file__).parent / "cuda" / "paged_attention.cu"
 MAX_HEAD_DIM = 512  # a lane holds a 32nd of the query and of the output in registers
 WARP_CHOICES = (2, 4, 8)
 _Q_CODES = {DType.FP32: 0, DType.BF16: 1, DType.FP16: 2}
-_KV_CODES = {**_Q_CODES, DType.FP8_E4M3: 3}
+_KV_CODES = {**_Q_CODES, DType.FP8_E4M3: 3, DType.INT8: 4}
 _POINTERS = (
     "out", "q", "k_cache", "v_cache", "block_table", "context_lens", "query_start_loc", "sinks", "alibi_slopes",
     "k_scale", "v_scale", "lse",

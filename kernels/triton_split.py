@@ -19,11 +19,11 @@ from .slots import aligned, attention_slots, batch_limits
 from .variant import Config, Numerics, Properties, Variant
 
 SOURCE = Path(__file__).parent / "triton" / "split_kernel.py"
-MIN_ROWS = 16  # smallest side of a matrix product
+MIN_ROWS, MAX_ROWS = 16, 32  # of a matrix product: what `mma.sync` takes, and before `wgmma` sets in
 MAX_HEAD_DIM = 512
 VECTOR_BYTES = 16  # widest load of a thread
 TILE_CHOICES = (32, 64, 128)
-SPLIT_CHOICES = (4, 8, 16, 32)
+SPLIT_CHOICES = (1, 4, 8, 16, 32)
 _TYPES = {DType.BF16: "bf16", DType.FP16: "fp16", DType.FP32: "fp32", DType.FP8_E4M3: "fp8e4nv", DType.INT8: "i8"}
 _POINTERS = (
     "q", "k_cache", "v_cache", "block_table", "context_lens", "query_start_loc", "sinks", "alibi_slopes", "k_scale",
@@ -64,8 +64,8 @@ class TritonSplit(Variant):
     properties = Properties(deterministic=True, batch_invariant=True, graph_safe=True)
 
     def numerics(self, problem: Problem, pool_format: PoolFormat) -> Numerics:
-        """Softmax weights are rounded to the query's dtype for the second product."""
-        return Numerics(p=problem.q_dtype)
+        """Softmax weights are rounded for the second product to the wider of the query's and the pool's dtype."""
+        return Numerics(p=_dot_dtype(problem, pool_format))
 
     def default_config(self, problem: Problem, pool_format: PoolFormat, bounds: Bounds, device: Device) -> Config:
         """Enough splits to give every multiprocessor two blocks."""
@@ -169,6 +169,15 @@ def _power_of_two(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
+def _row_tiles(problem: Problem) -> int:
+    return -(-problem.gqa_ratio // MAX_ROWS)
+
+
+def _dot_dtype(problem: Problem, pool_format: PoolFormat) -> DType:
+    """What both factors of a product are converted to: nothing that the query or the pool holds is lost."""
+    return DType.FP32 if DType.FP32 in (problem.q_dtype, pool_format.kv_dtype) else problem.q_dtype
+
+
 def _types(names: tuple[str, ...], problem: Problem, pool_format: PoolFormat) -> dict[str, str]:
     special = {
         **dict.fromkeys(("q", "out"), _TYPES[problem.q_dtype]),
@@ -223,7 +232,8 @@ def _divisible(problem: Problem, pool_format: PoolFormat) -> dict[str, int]:
 def _constants(problem: Problem, pool_format: PoolFormat, config: TritonSplitConfig) -> dict[str, object]:
     return {
         "GROUP": problem.gqa_ratio,
-        "BLOCK_H": max(MIN_ROWS, _power_of_two(problem.gqa_ratio)),
+        "BLOCK_H": min(MAX_ROWS, max(MIN_ROWS, _power_of_two(problem.gqa_ratio))),
+        "ROW_TILES": _row_tiles(problem),
         "DIM_K": problem.head_dim,
         "DIM_V": problem.head_dim_v,
         "BLOCK_DK": max(MIN_ROWS, _power_of_two(problem.head_dim)),
@@ -239,7 +249,7 @@ def _constants(problem: Problem, pool_format: PoolFormat, config: TritonSplitCon
         "HAS_ALIBI": problem.alibi,
         "HAS_SCALES": pool_format.scale_kind is not ScaleKind.NONE,
         "SCALE_STRIDE": int(pool_format.scale_kind is ScaleKind.PER_HEAD),
-        "DOT_PRECISION": "ieee" if problem.q_dtype is DType.FP32 else "tf32",
+        "DOT_FP32": _dot_dtype(problem, pool_format) is DType.FP32,
         **_unit_dims(pool_format),
     }
 
@@ -279,7 +289,7 @@ def _split_step(problem: Problem, pool_format: PoolFormat, config: TritonSplitCo
         ScalarArg(problem.soft_cap or 0.0, CType.F32),
         *_HIDDEN,
     )
-    grid = (bounds.max_num_tokens, problem.num_kv_heads, config.num_splits)
+    grid = (bounds.max_num_tokens, problem.num_kv_heads * _row_tiles(problem), config.num_splits)
     return KernelStep("attention_split", grid, args, (32 * config.num_warps, 1, 1), shared_bytes=0)
 
 

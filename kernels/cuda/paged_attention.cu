@@ -6,7 +6,7 @@
 //   PT_GROUP                       query heads of a KV head
 //   PT_BLOCK_SIZE                  tokens of a KV block
 //   PT_WARPS                       warps of a block
-//   PT_Q_DTYPE, PT_KV_DTYPE        0 fp32, 1 bf16, 2 fp16; KV also 3 e4m3
+//   PT_Q_DTYPE, PT_KV_DTYPE        0 fp32, 1 bf16, 2 fp16; KV also 3 e4m3, 4 int8
 //   PT_CHUNK_K, PT_CHUNK_V         adjacent elements that a lane loads at once
 //   PT_WINDOW                      keys that a query sees, 0 for all
 //   PT_HAS_CAP, PT_HAS_SINKS, PT_HAS_ALIBI, PT_HAS_SCALES, PT_SCALE_STRIDE
@@ -25,6 +25,7 @@ template <> struct Type<0> { using T = float; };
 template <> struct Type<1> { using T = __nv_bfloat16; };
 template <> struct Type<2> { using T = __half; };
 template <> struct Type<3> { using T = __nv_fp8_e4m3; };
+template <> struct Type<4> { using T = signed char; };
 using Q = Type<PT_Q_DTYPE>::T;
 using KV = Type<PT_KV_DTYPE>::T;
 
@@ -137,5 +138,5 @@ extern "C" __global__ void __launch_bounds__(32 * PT_WARPS) attention_paged(
         out[token * out_token + head * out_head + d] = Q(value * out_scale);
     }
     if (lse != nullptr && threadIdx.x == 0)
-        lse[token * lse_token + head] = total > 0.0f ? (top + log2f(total)) * LN2 : -PT_INFINITY;
+        lse[token * lse_token + head] = total > 0.0f ? (top + log2f(total)) * LN2 : top;  // a sink of +inf
 }

@@ -1,7 +1,8 @@
 """Triton source of `triton_split`: split-K paged decode attention, and the merge of its partials.
 
 One program of `attention_split` takes one query token, one KV head and one split of the visible keys: the query heads
-of the group are the rows of the matrix products, padded to BLOCK_H, so K and V are read once per group. Tiles of
+of the group are the rows of the matrix products, padded to BLOCK_H, so K and V are read once per group (of more than
+BLOCK_H heads: once per ROW_TILES; more rows would make sm_90 take its other kind of matrix instruction). Tiles of
 TILE_TOKENS keys are found through the block table and need not be a multiple or a divisor of the block size.
 Scores are kept in base 2: `log2(e)` is folded into the scale.
 """
@@ -65,6 +66,7 @@ def attention_split(
     soft_cap,
     GROUP: tl.constexpr,
     BLOCK_H: tl.constexpr,
+    ROW_TILES: tl.constexpr,  # programs that share a group
     DIM_K: tl.constexpr,
     DIM_V: tl.constexpr,
     BLOCK_DK: tl.constexpr,
@@ -80,10 +82,12 @@ def attention_split(
     HAS_ALIBI: tl.constexpr,
     HAS_SCALES: tl.constexpr,
     SCALE_STRIDE: tl.constexpr,
-    DOT_PRECISION: tl.constexpr,
+    DOT_FP32: tl.constexpr,  # whether the factors of both products are fp32, not of the query's dtype
 ):
+    DOT_TYPE: tl.constexpr = tl.float32 if DOT_FP32 else q.dtype.element_ty
+    DOT_PRECISION: tl.constexpr = "ieee" if DOT_FP32 else "tf32"
     token = tl.program_id(0)
-    kv_head = tl.program_id(1)
+    kv_head = tl.program_id(1) // ROW_TILES
     split = tl.program_id(2)
     if token >= tl.load(query_start_loc + num_seqs):
         return
@@ -99,13 +103,19 @@ def attention_split(
     begin = first + split * share
     end = tl.minimum(begin + share, position + 1)
 
-    rows = tl.arange(0, BLOCK_H)
+    rows = tl.program_id(1) % ROW_TILES * BLOCK_H + tl.arange(0, BLOCK_H)
     cols_k = tl.arange(0, BLOCK_DK)
     cols_v = tl.arange(0, BLOCK_DV)
     live_rows = rows < GROUP
     heads = kv_head * GROUP + rows
+    token_head = token.to(tl.int64) * (tl.num_programs(1) // ROW_TILES * GROUP) + heads
+    part = token_head * num_splits + split
+    if SPLIT:  # noqa: SIM102 - a constant decides what is compiled, the other what runs
+        if begin >= end:  # an empty split says so, and its output is not looked at
+            tl.store(partial_lse + part, tl.full([BLOCK_H], -float("inf"), tl.float32), live_rows)
+            return
     q_at = q + token * q_token + heads[:, None] * q_head + cols_k[None, :]
-    q_tile = tl.load(q_at, mask=live_rows[:, None] & (cols_k < DIM_K)[None, :], other=0.0)
+    q_tile = tl.load(q_at, mask=live_rows[:, None] & (cols_k < DIM_K)[None, :], other=0.0).to(DOT_TYPE)
 
     score_scale = scale * LOG2E
     out_scale = 1.0
@@ -133,7 +143,7 @@ def attention_split(
         slot = tokens % BLOCK_SIZE
         k_rows = block * k_block + slot * k_slot
         k_at = k_base + k_rows[None, :] + k_cols[:, None]
-        k_tile = tl.load(k_at, mask=seen[None, :] & (cols_k < DIM_K)[:, None], other=0.0).to(q_tile.dtype)
+        k_tile = tl.load(k_at, mask=seen[None, :] & (cols_k < DIM_K)[:, None], other=0.0).to(DOT_TYPE)
         scores = tl.dot(q_tile, k_tile, input_precision=DOT_PRECISION) * score_scale
         if HAS_CAP:
             # Not made of exp alone: that loses the digits of small scores, and a large cap makes the loss visible.
@@ -149,15 +159,13 @@ def attention_split(
         total = total * shrink + tl.sum(p, 1)
         v_rows = block * v_block + slot * v_slot
         v_at = v_base + v_rows[:, None] + v_cols[None, :]
-        v_tile = tl.load(v_at, mask=seen[:, None] & (cols_v < DIM_V)[None, :], other=0.0).to(q_tile.dtype)
-        acc = tl.dot(p.to(q_tile.dtype), v_tile, acc * shrink[:, None], input_precision=DOT_PRECISION)
+        v_tile = tl.load(v_at, mask=seen[:, None] & (cols_v < DIM_V)[None, :], other=0.0).to(DOT_TYPE)
+        acc = tl.dot(p.to(DOT_TYPE), v_tile, acc * shrink[:, None], input_precision=DOT_PRECISION)
         top = new_top
 
     live_out = live_rows[:, None] & (cols_v < DIM_V)[None, :]
-    token_head = token.to(tl.int64) * (tl.num_programs(1) * GROUP) + heads
     if SPLIT:
         safe_total = tl.where(total > 0.0, total, 1.0)
-        part = token_head * num_splits + split
         tl.store(
             partial_out + part[:, None] * DIM_V + cols_v[None, :], acc * (out_scale / safe_total)[:, None], live_out
         )
@@ -174,7 +182,7 @@ def attention_split(
         result = acc * (out_scale / safe_total)[:, None]
         tl.store(out + token * out_token + heads[:, None] * out_head + cols_v[None, :], result, live_out)
         if lse.to(tl.int64) != 0:
-            row_lse = tl.where(total > 0.0, (top + tl.log2(safe_total)) * LN2, -float("inf"))
+            row_lse = tl.where(total > 0.0, (top + tl.log2(safe_total)) * LN2, top)
             tl.store(lse + token * lse_token + heads, row_lse, live_rows)
 
 
@@ -214,7 +222,7 @@ def attention_merge(
     total = tl.sum(weights, 0)
     if HAS_SINKS:
         total += tl.exp2(sink - safe_top)
-    live = (parts < num_splits)[:, None] & (cols < DIM_V)[None, :]
+    live = (lses > -float("inf"))[:, None] & (cols < DIM_V)[None, :]
     values = tl.load(partial_out + (row + parts)[:, None] * DIM_V + cols[None, :], mask=live, other=0.0)
     acc = tl.sum(values * weights[:, None], 0)
     safe_total = tl.where(total > 0.0, total, 1.0)

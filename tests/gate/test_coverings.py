@@ -14,7 +14,7 @@ from pagedtune.harness.pairwise import covering_rows
 from pagedtune.kernels.bounds import Bucket
 from pagedtune.kernels.catalogue import VARIANTS
 from pagedtune.kernels.cpu_split import CpuSplit
-from pagedtune.kernels.device import Device
+from pagedtune.kernels.device import Device, DeviceKind
 from pagedtune.kernels.dtypes import DType
 from pagedtune.kernels.eager import Eager
 from pagedtune.kernels.pool_format import Layout, PoolFormat, ScaleKind
@@ -24,7 +24,7 @@ from pagedtune.kernels.variant import Config, Op
 
 from .toy import CPU, make_case
 
-BY_OP = {variant.op: variant for variant in VARIANTS}
+BY_OP = {variant.op: variant for variant in VARIANTS if variant.device_kind is DeviceKind.CPU}
 
 
 @pytest.mark.parametrize("level", Level)

@@ -14,6 +14,7 @@ from pagedtune.harness.vgpu.virtual_gpu import VirtualGpu, VirtualGpuOptions
 from pagedtune.kernels.bounds import Bounds
 from pagedtune.kernels.cuda_paged import CudaPaged, CudaPagedConfig
 from pagedtune.kernels.problem import Problem
+from pagedtune.kernels.slots import attention_slots
 from pagedtune.kernels.triton_split import TritonSplit, TritonSplitConfig
 from pagedtune.kernels.variant import Variant
 
@@ -71,9 +72,12 @@ def test_pointer_that_breaks_the_compiled_alignment_is_refused() -> None:
     shifted = torch.zeros(tensors["q"].numel() + 1, dtype=torch.bfloat16)[1:].view(tensors["q"].shape)
     plan = variant.plan(case.problem, case.pool_format, case.triton, Bounds(3, 128))
     tensors |= {**plan.allocate_workspaces(), "q": shifted}
+    with pytest.raises(ValueError, match=r"slot 'q' starts at .*, expected an alignment of 16 bytes"):
+        plan.bind(tensors)
+    careless = replace(plan, slots=attention_slots(case.problem, case.pool_format))
     gpu = VirtualGpu(variant.build(case.problem, case.pool_format, case.triton, H100))
     with pytest.raises(ValueError, match=r"argument 0 .* the binary assumes a multiple of 16"):
-        gpu.prepare(plan.bind(tensors))()
+        gpu.prepare(careless.bind(tensors))()
 
 
 @pytest.mark.parametrize("instruction", ["bar.sync", "cp.async.wait_group"])
