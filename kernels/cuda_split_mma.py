@@ -13,7 +13,20 @@ from .artifact import Artifact, KernelAbi
 from .bounds import Bounds
 from .device import Device, DeviceKind
 from .dtypes import DType
-from .launch import Arg, CType, KernelStep, LaunchPlan, MemsetStep, ScalarArg, SizeArg, SlotSpec, Step, StrideArg, WorkspaceSpec
+from .launch import (
+    Arg,
+    CType,
+    KernelStep,
+    LaunchAttributes,
+    LaunchPlan,
+    MemsetStep,
+    ScalarArg,
+    SizeArg,
+    SlotSpec,
+    Step,
+    StrideArg,
+    WorkspaceSpec,
+)
 from .native_args import abi_of, f32, i64, pointers, scale_stride, strides
 from .pool_format import Layout, PoolFormat, ScaleKind
 from .problem import Problem
@@ -21,12 +34,13 @@ from .slots import aligned, attention_slots, batch_limits
 from .variant import Config, Numerics, Properties, Variant
 
 SOURCE = Path(__file__).parent / "cuda" / "split_mma.cu"
-INCLUDES = tuple(SOURCE.parent / f"{name}.cuh" for name in ("types", "copies", "mma", "softmax", "merge"))
+INCLUDES = ("types.cuh", "copies.cuh", "mma.cuh", "softmax.cuh", "merge.cuh")
 MAX_HEAD_DIM = 256  # a warp holds the output of all value dims in registers
 MAX_SPLITS = 128  # of `kernels/cuda/merge.cuh`
 MAX_WARPS = 16
 WARP_TOKENS = (16, 32)  # keys of a warp in one tile: whole matrix products, and at most one per lane
 SPLIT_CHOICES = (1, 2, 4, 8, 16, 32, 64, 128)
+FIXED_LENGTHS = ((128, 256), (128, 512), (128, 1024))  # splits, split tokens
 SHAPE_CHOICES = ((4, 64), (2, 32), (8, 128), (4, 128))  # warps, tile tokens
 STAGE_CHOICES = (3, 2, 4)
 OUTPUT_REGISTERS = 128  # of a thread, at most, for the output of all rows of a block
@@ -39,6 +53,7 @@ class Merge(StrEnum):
     """Who merges the splits of a row."""
 
     KERNEL = "kernel"  # a second launch
+    EARLY_KERNEL = "early_kernel"  # a second launch that starts early and waits for the first (compute capability 9.0)
     LAST_BLOCK = "last_block"  # the last block of the row to arrive
 
 
@@ -49,10 +64,11 @@ class CudaSplitMmaConfig(Config):
     Args:
         num_splits: most parts that one sequence's keys are split into (1: no split, no merge).
         tile_tokens: keys that the warps of a block take at once, 16 or 32 each.
-        split_tokens: fewest keys worth a split of their own.
+        split_tokens: fewest keys of a split. With 128 splits this is in effect their fixed length, which balances a
+            batch of unequal contexts.
         num_warps: warps of a block.
         num_stages: tiles of a warp in shared memory; all but one are on their way.
-        merge: `kernel` or `last_block`.
+        merge: `kernel`, `early_kernel` or `last_block`.
     """
 
     num_splits: int = 8
@@ -89,11 +105,11 @@ class CudaSplitMma(Variant):
 
     def space(self, problem: Problem, pool_format: PoolFormat, device: Device) -> Iterator[Config]:
         """Splits x block shape x stages x merge."""
-        for splits in SPLIT_CHOICES:
+        for splits, split_tokens in (*((s, 128) for s in SPLIT_CHOICES), *FIXED_LENGTHS):
             for warps, tile in SHAPE_CHOICES:
                 for stages in STAGE_CHOICES:
                     for merge in Merge if splits > 1 else (Merge.KERNEL,):
-                        yield CudaSplitMmaConfig(splits, tile, 128, warps, stages, merge.value)
+                        yield CudaSplitMmaConfig(splits, tile, split_tokens, warps, stages, merge.value)
 
     def reject(self, problem: Problem, pool_format: PoolFormat, config: Config, device: Device) -> str | None:
         """Each constraint of the kernel."""
@@ -101,6 +117,8 @@ class CudaSplitMma(Variant):
         reason = _reject_types(problem, pool_format, device) or _reject_config(config) or pool_format.reject(problem)
         if reason is not None:
             return reason
+        if config.num_splits > 1 and config.merge == Merge.EARLY_KERNEL and device.capability < 90:
+            return f"a launch that starts early needs compute capability 9.0, not {device.capability / 10}"
         shared = shared_bytes(problem, pool_format, config)
         if shared > device.shared_bytes_per_block:
             return f"a block needs {shared} bytes of shared memory, {device.name} has {device.shared_bytes_per_block}"
@@ -113,11 +131,12 @@ class CudaSplitMma(Variant):
         config = _own(config)
         shared = {"attention_split": shared_bytes(problem, pool_format, config)}
         abi = {"attention_split": _split_abi(problem, pool_format, config)}
-        if _merge_code(config) == 1:
+        if _merge_code(config) in _MERGE_KERNELS:
             shared["attention_merge"] = _scratch_bytes(problem)
             abi["attention_merge"] = abi_of(_merge_args(problem, config, Bounds(1, 1)))
         defines = _defines(problem, pool_format, config)
-        kernel = CudaKernel(SOURCE, abi, INCLUDES, defines, shared)
+        includes = tuple(SOURCE.parent / name for name in INCLUDES)
+        kernel = CudaKernel(SOURCE, abi, includes, defines, shared)
         return (build_nvrtc(kernel, device.capability),)
 
     def binary_id(self, problem: Problem, pool_format: PoolFormat, config: Config) -> str:
@@ -128,22 +147,23 @@ class CudaSplitMma(Variant):
         """The split kernel alone, or split and merge over fp32 partials, or arrivals cleared and one kernel."""
         config = _own(config)
         blocks = bounds.max_num_seqs * num_chunks(problem, bounds) * problem.num_kv_heads
+        splits = live_splits(problem, config, bounds)
         split = KernelStep(
             "attention_split",
-            (blocks, config.num_splits, 1),
+            (blocks, splits, 1),
             _split_args(problem, pool_format, config, bounds),
             (32 * config.num_warps, 1, 1),
             shared_bytes=shared_bytes(problem, pool_format, config),
         )
         steps: tuple[Step, ...] = (split,)
         workspaces: dict[str, WorkspaceSpec] = {}
-        if _merge_code(config):
-            rows = (bounds.max_num_tokens, problem.num_q_heads, config.num_splits)
+        if splits > 1:
+            rows = (bounds.max_num_tokens, problem.num_q_heads, splits)
             workspaces["partial_out"] = WorkspaceSpec(torch.float32, (*rows, problem.head_dim_v), partial_of="out")
             workspaces["partial_lse"] = WorkspaceSpec(torch.float32, rows, partial_of="lse")
-        if _merge_code(config) == 1:
+        if splits > 1 and _merge_code(config) in _MERGE_KERNELS:
             steps = (split, _merge_step(problem, config, bounds))
-        elif _merge_code(config) == 2:
+        elif splits > 1:
             workspaces["arrivals"] = WorkspaceSpec(torch.int32, (blocks,))
             steps = (MemsetStep("arrivals"), split)
         return LaunchPlan(steps, _slots(problem, pool_format), workspaces, batch_limits(bounds))
@@ -182,7 +202,7 @@ def _reject_config(config: CudaSplitMmaConfig) -> str | None:
     if config.split_tokens < 1:
         return f"split_tokens={config.split_tokens} must be at least 1"
     if config.merge not in set(Merge):
-        return f"merge={config.merge!r} must be kernel or last_block"
+        return f"merge={config.merge!r} must be one of {', '.join(Merge)}"
     return None
 
 
@@ -204,6 +224,15 @@ def num_chunks(problem: Problem, bounds: Bounds) -> int:
     return -(-problem.gqa_ratio * bounds.max_query_len // (8 * row_tiles(problem)))
 
 
+def live_splits(problem: Problem, config: CudaSplitMmaConfig, bounds: Bounds) -> int:
+    """Most splits that any sequence within `bounds` has: blocks beyond would find no keys."""
+    visible = bounds.max_context_len
+    if problem.window is not None:
+        visible = min(visible, problem.window + bounds.max_query_len - 1)
+    share = -(-config.split_tokens // config.tile_tokens) * config.tile_tokens
+    return min(config.num_splits, -(-visible // share))
+
+
 def shared_bytes(problem: Problem, pool_format: PoolFormat, config: CudaSplitMmaConfig) -> int:
     """Dynamic shared memory of a block of the split kernel; the kernel asserts the same number."""
     tokens, rows = config.tile_tokens, 8 * row_tiles(problem)
@@ -220,8 +249,13 @@ def _scratch_bytes(problem: Problem) -> int:
     return MERGE_WARPS * problem.head_dim_v * 4
 
 
+_MERGE_CODES = {Merge.KERNEL.value: 1, Merge.LAST_BLOCK.value: 2, Merge.EARLY_KERNEL.value: 3}
+_MERGE_KERNELS = (1, 3)
+
+
 def _merge_code(config: CudaSplitMmaConfig) -> int:
-    return 0 if config.num_splits == 1 else 1 if config.merge == Merge.KERNEL else 2
+    """`PT_MERGE`: 0 where there is one split."""
+    return 0 if config.num_splits == 1 else _MERGE_CODES[config.merge]
 
 
 def _defines(problem: Problem, pool_format: PoolFormat, config: CudaSplitMmaConfig) -> dict[str, int | str]:
@@ -263,10 +297,10 @@ def _split_args(
     problem: Problem, pool_format: PoolFormat, config: CudaSplitMmaConfig, bounds: Bounds
 ) -> tuple[Arg, ...]:
     k, v = pool_format.k_axes, pool_format.v_axes
-    merge = _merge_code(config)
+    split = live_splits(problem, config, bounds) > 1
     partials: tuple[Arg, ...] = (
-        *(pointers("partial_out", "partial_lse") if merge else _null(2)),
-        *(pointers("arrivals") if merge == 2 else _null(1)),
+        *(pointers("partial_out", "partial_lse") if split else _null(2)),
+        *(pointers("arrivals") if split and config.merge == Merge.LAST_BLOCK else _null(1)),
     )
     return (
         *pointers(*_POINTERS),
@@ -279,6 +313,7 @@ def _split_args(
         StrideArg("block_table", 0),
         SizeArg("context_lens", 0),
         *i64(problem.num_kv_heads, num_chunks(problem, bounds), config.num_splits, config.split_tokens),
+        *i64(live_splits(problem, config, bounds)),
         *f32(problem.softmax_scale, problem.soft_cap or 0.0),
     )
 
@@ -304,11 +339,14 @@ def _merge_args(problem: Problem, config: CudaSplitMmaConfig, bounds: Bounds) ->
         StrideArg("lse", 0),
         SizeArg("context_lens", 0),
         *i64(problem.num_q_heads, bounds.max_query_len, config.num_splits, config.split_tokens),
+        *i64(live_splits(problem, config, bounds)),
     )
 
 
 def _merge_step(problem: Problem, config: CudaSplitMmaConfig, bounds: Bounds) -> KernelStep:
-    warps = min(MERGE_WARPS, -(-config.num_splits // 4))
+    warps = min(MERGE_WARPS, -(-live_splits(problem, config, bounds) // 4))
     grid = (bounds.max_num_tokens * problem.num_q_heads, 1, 1)
     args = _merge_args(problem, config, bounds)
-    return KernelStep("attention_merge", grid, args, (32 * warps, 1, 1), shared_bytes=_scratch_bytes(problem))
+    attributes = LaunchAttributes(programmatic_dependent_launch=config.merge == Merge.EARLY_KERNEL)
+    scratch = _scratch_bytes(problem)
+    return KernelStep("attention_merge", grid, args, (32 * warps, 1, 1), shared_bytes=scratch, attributes=attributes)

@@ -14,7 +14,8 @@
 //   PT_Q_DTYPE, PT_KV_DTYPE        codes of types.cuh
 //   PT_WINDOW                      keys that a query sees, 0 for all
 //   PT_HAS_CAP, PT_HAS_SINKS, PT_HAS_ALIBI, PT_HAS_SCALES, PT_SCALE_STRIDE
-//   PT_MERGE                       0 one split; 1 a second kernel merges; 2 the last block of a row merges
+//   PT_MERGE                       0 one split; 1 a second kernel merges; 2 the last block of a row merges; 3 a second
+//                                  kernel merges that is launched while this one runs
 //   PT_SHARED_BYTES                dynamic shared memory that the host asks for
 #include "types.cuh"
 #include "copies.cuh"
@@ -57,10 +58,10 @@ struct Params {
     const int* context_lens;     // [num_seqs]
     const int* query_start_loc;  // [num_seqs + 1]
     const float *sinks, *alibi_slopes, *k_scale, *v_scale;
-    float *lse, *partial_out, *partial_lse;  // partials [num_tokens, num_q_heads, num_splits, ...]
+    float *lse, *partial_out, *partial_lse;  // partials [num_tokens, num_q_heads, num_partials, ...]
     int* arrivals;               // [sequence, row chunk, KV head], zero at launch
     i64 q_token, q_head, k_block, k_slot, k_head, v_block, v_slot, v_head, out_token, out_head, lse_token, table_seq;
-    i64 num_seqs, num_kv_heads, num_chunks, num_splits, split_tokens;
+    i64 num_seqs, num_kv_heads, num_chunks, num_splits, split_tokens, num_partials;
     float scale, soft_cap;
 };
 
@@ -433,7 +434,7 @@ __device__ __forceinline__ void write_result(
             float* to = rows.output(p, row).lse;
             if (to != nullptr) *to = lse;
         } else {
-            p.partial_lse[rows.partial(row) * p.num_splits + w.split] = lse;
+            p.partial_lse[rows.partial(row) * p.num_partials + w.split] = lse;
         }
     }
     __syncthreads();
@@ -444,7 +445,7 @@ __device__ __forceinline__ void write_result(
         for (int other = 0; other < WARPS; ++other) value += outputs[(other * ROWS + row) * OUT_PITCH + d];
         value *= scales[row];
         if (whole) rows.output(p, row).out[d] = Q(value);
-        else p.partial_out[(rows.partial(row) * p.num_splits + w.split) * DV + d] = value;
+        else p.partial_out[(rows.partial(row) * p.num_partials + w.split) * DV + d] = value;
     }
 }
 
@@ -466,12 +467,13 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) attention_split(
     const int* query_start_loc, const float* sinks, const float* alibi_slopes, const float* k_scale, const float* v_scale,
     float* lse, float* partial_out, float* partial_lse, int* arrivals, i64 q_token, i64 q_head, i64 k_block, i64 k_slot,
     i64 k_head, i64 v_block, i64 v_slot, i64 v_head, i64 out_token, i64 out_head, i64 lse_token, i64 table_seq, i64 num_seqs,
-    i64 num_kv_heads, i64 num_chunks, i64 num_splits, i64 split_tokens, float scale, float soft_cap) {
+    i64 num_kv_heads, i64 num_chunks, i64 num_splits, i64 split_tokens, i64 num_partials, float scale, float soft_cap) {
     extern __shared__ __align__(128) u8 shared[];
     const Params p{out, q, k_cache, v_cache, block_table, context_lens, query_start_loc, sinks, alibi_slopes, k_scale,
                    v_scale, lse, partial_out, partial_lse, arrivals, q_token, q_head, k_block, k_slot, k_head, v_block,
                    v_slot, v_head, out_token, out_head, lse_token, table_seq, num_seqs, num_kv_heads, num_chunks,
-                   num_splits, split_tokens, scale, soft_cap};
+                   num_splits, split_tokens, num_partials, scale, soft_cap};
+    if (PT_MERGE == 3) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
     const Work work(p);
     if (work.seq >= num_seqs) return;
     const Sequence sequence(query_start_loc, context_lens, work.seq);
@@ -506,16 +508,17 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) attention_split(
     write_result(p, work, rows, whole, acc, softmax, shared, warp, lane);
     if (PT_MERGE != 2 || whole || !arrive_last(p, share.live, shared)) return;
     merge_rows<DV, Q>(
-        partial_out, partial_lse, rows.count, int(num_splits), share.live, reinterpret_cast<float*>(shared),
+        partial_out, partial_lse, rows.count, int(num_partials), share.live, reinterpret_cast<float*>(shared),
         [&](int r) { return rows.partial(r); }, [&](int r) { return rows.sink(p, r); }, [&](int r) { return rows.output(p, r); });
 }
 
-#if PT_MERGE == 1
+#if PT_MERGE == 1 || PT_MERGE == 3
 // One block merges the splits of one query token and head.
 extern "C" __global__ void attention_merge(
     Q* out, float* lse, const float* partial_out, const float* partial_lse, const int* context_lens,
     const int* query_start_loc, const float* sinks, i64 out_token, i64 out_head, i64 lse_token, i64 num_seqs, i64 num_q_heads,
-    i64 max_query_len, i64 num_splits, i64 split_tokens) {
+    i64 max_query_len, i64 num_splits, i64 split_tokens, i64 num_partials) {
+    if (PT_MERGE == 3) asm volatile("griddepcontrol.wait;" ::: "memory");  // what the split kernel wrote is there
     extern __shared__ __align__(16) float scratch[];
     const u32 heads = u32(num_q_heads), queries = u32(max_query_len), rest = blockIdx.x / heads, seq = rest / queries;
     const int head = int(blockIdx.x - rest * heads), query = int(rest - seq * queries);
@@ -525,7 +528,7 @@ extern "C" __global__ void attention_merge(
     if (query >= sequence.query_len || share.live == 1) return;
     const i64 token = sequence.start + query;
     merge_rows<DV, Q>(
-        partial_out, partial_lse, 1, int(num_splits), share.live, scratch,
+        partial_out, partial_lse, 1, int(num_partials), share.live, scratch,
         [&](int) { return token * num_q_heads + head; },
         [&](int) { return PT_HAS_SINKS ? sinks[head] * LOG2E : -infinity(); },
         [&](int) {
