@@ -3,38 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 
 import torch
 
-from .artifact import Artifact, KernelAbi
+from .artifact import Artifact
 from .bounds import Bounds
 from .device import Device, DeviceKind
 from .dtypes import DType
-from .launch import (
-    Arg,
-    CType,
-    KernelStep,
-    LaunchAttributes,
-    LaunchPlan,
-    MemsetStep,
-    ScalarArg,
-    SizeArg,
-    SlotSpec,
-    Step,
-    StrideArg,
-    WorkspaceSpec,
-)
-from .native_args import abi_of, f32, i64, pointers, scale_stride, strides
-from .pool_format import Layout, PoolFormat, ScaleKind
+from .launch import KernelStep, LaunchPlan, MemsetStep, Step, WorkspaceSpec
+from .native_args import abi_of
+from .pool_format import Layout, PoolFormat
 from .problem import Problem
-from .slots import aligned, attention_slots, batch_limits
+from .slots import batch_limits
+from .split_mma_plan import (
+    COPY_BYTES,
+    MERGE_KERNELS,
+    CudaSplitMmaConfig,
+    Merge,
+    defines,
+    live_splits,
+    merge_args,
+    merge_code,
+    merge_step,
+    num_chunks,
+    scratch_bytes,
+    shared_bytes,
+    slots_of,
+    split_abi,
+    split_args,
+)
 from .variant import Config, Numerics, Properties, Variant
 
 SOURCE = Path(__file__).parent / "cuda" / "split_mma.cu"
-INCLUDES = ("types.cuh", "copies.cuh", "mma.cuh", "softmax.cuh", "merge.cuh")
+INCLUDES = (
+    "types.cuh", "copies.cuh", "mma.cuh", "softmax.cuh", "merge.cuh", "split_mma_shape.cuh", "split_mma_stream.cuh",
+    "split_mma_products.cuh", "split_mma_result.cuh",
+)  # fmt: skip
 MAX_HEAD_DIM = 256  # a warp holds the output of all value dims in registers
 MAX_SPLITS = 128  # of `kernels/cuda/merge.cuh`
 MAX_WARPS = 16
@@ -43,40 +48,6 @@ SPLIT_CHOICES = (1, 2, 4, 8, 16, 32, 64, 128)
 FIXED_LENGTHS = ((128, 256), (128, 512), (128, 1024))  # splits, split tokens
 SHAPE_CHOICES = ((4, 64), (2, 32), (8, 128), (4, 128))  # warps, tile tokens
 STAGE_CHOICES = (3, 2, 4)
-OUTPUT_REGISTERS = 128  # of a thread, at most, for the output of all rows of a block
-MERGE_WARPS = 8
-_CODES = {DType.BF16: 1, DType.FP16: 2, DType.FP8_E4M3: 3, DType.INT8: 4}
-_COPY_BYTES, _QUERY_BYTES = 16, 4
-
-
-class Merge(StrEnum):
-    """Who merges the splits of a row."""
-
-    KERNEL = "kernel"  # a second launch
-    EARLY_KERNEL = "early_kernel"  # a second launch that starts early and waits for the first (compute capability 9.0)
-    LAST_BLOCK = "last_block"  # the last block of the row to arrive
-
-
-@dataclass(frozen=True)
-class CudaSplitMmaConfig(Config):
-    """Tunables of `cuda_split_mma`.
-
-    Args:
-        num_splits: most parts that one sequence's keys are split into (1: no split, no merge).
-        tile_tokens: keys that the warps of a block take at once, 16 or 32 each.
-        split_tokens: fewest keys of a split. With 128 splits this is in effect their fixed length, which balances a
-            batch of unequal contexts.
-        num_warps: warps of a block.
-        num_stages: tiles of a warp in shared memory; all but one are on their way.
-        merge: `kernel`, `early_kernel` or `last_block`.
-    """
-
-    num_splits: int = 8
-    tile_tokens: int = 64
-    split_tokens: int = 128
-    num_warps: int = 4
-    num_stages: int = 3
-    merge: str = Merge.KERNEL.value
 
 
 class CudaSplitMma(Variant):
@@ -130,18 +101,17 @@ class CudaSplitMma(Variant):
 
         config = _own(config)
         shared = {"attention_split": shared_bytes(problem, pool_format, config)}
-        abi = {"attention_split": _split_abi(problem, pool_format, config)}
-        if _merge_code(config) in _MERGE_KERNELS:
-            shared["attention_merge"] = _scratch_bytes(problem)
-            abi["attention_merge"] = abi_of(_merge_args(problem, config, Bounds(1, 1)))
-        defines = _defines(problem, pool_format, config)
+        abi = {"attention_split": split_abi(problem, pool_format, config)}
+        if merge_code(config) in MERGE_KERNELS:
+            shared["attention_merge"] = scratch_bytes(problem)
+            abi["attention_merge"] = abi_of(merge_args(problem, config, Bounds(1, 1)))
         includes = tuple(SOURCE.parent / name for name in INCLUDES)
-        kernel = CudaKernel(SOURCE, abi, includes, defines, shared)
+        kernel = CudaKernel(SOURCE, abi, includes, defines(problem, pool_format, config), shared)
         return (build_nvrtc(kernel, device.capability),)
 
     def binary_id(self, problem: Problem, pool_format: PoolFormat, config: Config) -> str:
         """The numbers of heads, splits and fewest keys of a split are arguments of the kernel."""
-        return ",".join(f"{k[3:]}={v}" for k, v in sorted(_defines(problem, pool_format, _own(config)).items()))
+        return ",".join(f"{k[3:]}={v}" for k, v in sorted(defines(problem, pool_format, _own(config)).items()))
 
     def plan(self, problem: Problem, pool_format: PoolFormat, config: Config, bounds: Bounds) -> LaunchPlan:
         """The split kernel alone, or split and merge over fp32 partials, or arrivals cleared and one kernel."""
@@ -151,7 +121,7 @@ class CudaSplitMma(Variant):
         split = KernelStep(
             "attention_split",
             (blocks, splits, 1),
-            _split_args(problem, pool_format, config, bounds),
+            split_args(problem, pool_format, config, bounds),
             (32 * config.num_warps, 1, 1),
             shared_bytes=shared_bytes(problem, pool_format, config),
         )
@@ -161,12 +131,12 @@ class CudaSplitMma(Variant):
             rows = (bounds.max_num_tokens, problem.num_q_heads, splits)
             workspaces["partial_out"] = WorkspaceSpec(torch.float32, (*rows, problem.head_dim_v), partial_of="out")
             workspaces["partial_lse"] = WorkspaceSpec(torch.float32, rows, partial_of="lse")
-        if splits > 1 and _merge_code(config) in _MERGE_KERNELS:
-            steps = (split, _merge_step(problem, config, bounds))
+        if splits > 1 and merge_code(config) in MERGE_KERNELS:
+            steps = (split, merge_step(problem, config, bounds))
         elif splits > 1:
             workspaces["arrivals"] = WorkspaceSpec(torch.int32, (blocks,))
             steps = (MemsetStep("arrivals"), split)
-        return LaunchPlan(steps, _slots(problem, pool_format), workspaces, batch_limits(bounds))
+        return LaunchPlan(steps, slots_of(problem, pool_format), workspaces, batch_limits(bounds))
 
 
 def _own(config: Config) -> CudaSplitMmaConfig:
@@ -185,7 +155,7 @@ def _reject_types(problem: Problem, pool_format: PoolFormat, device: Device) -> 
         return "layout xpacked scatters a value over its block: cuda_split_mma copies 16 bytes of a token at once"
     if device.capability < 80:
         return f"asynchronous copies need compute capability 8.0, not {device.capability / 10}"
-    multiple = _COPY_BYTES // kv.itemsize
+    multiple = COPY_BYTES // kv.itemsize
     for name, dim in (("head_dim", problem.head_dim), ("head_dim_v", problem.head_dim_v)):
         if dim % multiple or dim > MAX_HEAD_DIM:
             return f"{name}={dim} must be a multiple of {multiple}, for copies of 16 bytes, and at most {MAX_HEAD_DIM}"
@@ -204,149 +174,3 @@ def _reject_config(config: CudaSplitMmaConfig) -> str | None:
     if config.merge not in set(Merge):
         return f"merge={config.merge!r} must be one of {', '.join(Merge)}"
     return None
-
-
-def _padded(dim: int) -> int:
-    """A head dim as whole matrix products."""
-    return -(-dim // 16) * 16
-
-
-def row_tiles(problem: Problem) -> int:
-    """N tiles of 8 query rows that one block takes: all of a sequence's, unless their output needs too many registers;
-    then as few blocks as possible share them evenly."""
-    wanted = -(-problem.gqa_ratio * problem.max_query_len // 8)
-    most = max(1, OUTPUT_REGISTERS * 4 // _padded(problem.head_dim_v))
-    return -(-wanted // -(-wanted // most))
-
-
-def num_chunks(problem: Problem, bounds: Bounds) -> int:
-    """Blocks that share the query rows of one sequence and KV head."""
-    return -(-problem.gqa_ratio * bounds.max_query_len // (8 * row_tiles(problem)))
-
-
-def live_splits(problem: Problem, config: CudaSplitMmaConfig, bounds: Bounds) -> int:
-    """Most splits that any sequence within `bounds` has: blocks beyond would find no keys."""
-    visible = bounds.max_context_len
-    if problem.window is not None:
-        visible = min(visible, problem.window + bounds.max_query_len - 1)
-    share = -(-config.split_tokens // config.tile_tokens) * config.tile_tokens
-    return min(config.num_splits, -(-visible // share))
-
-
-def shared_bytes(problem: Problem, pool_format: PoolFormat, config: CudaSplitMmaConfig) -> int:
-    """Dynamic shared memory of a block of the split kernel; the kernel asserts the same number."""
-    tokens, rows = config.tile_tokens, 8 * row_tiles(problem)
-    dim, dim_v = _padded(problem.head_dim), _padded(problem.head_dim_v)
-    pipeline = config.num_stages * tokens * (dim + dim_v) * pool_format.kv_dtype.itemsize
-    outputs = config.num_warps * rows * (dim_v + 4) * 4
-    places = 2 * tokens * 16
-    query = 0 if dim // 16 * row_tiles(problem) <= 16 else rows * dim * 2
-    stats = (2 * config.num_warps + 2) * rows * 4
-    return max(pipeline, outputs) + places + query + stats + 16
-
-
-def _scratch_bytes(problem: Problem) -> int:
-    return MERGE_WARPS * problem.head_dim_v * 4
-
-
-_MERGE_CODES = {Merge.KERNEL.value: 1, Merge.LAST_BLOCK.value: 2, Merge.EARLY_KERNEL.value: 3}
-_MERGE_KERNELS = (1, 3)
-
-
-def _merge_code(config: CudaSplitMmaConfig) -> int:
-    """`PT_MERGE`: 0 where there is one split."""
-    return 0 if config.num_splits == 1 else _MERGE_CODES[config.merge]
-
-
-def _defines(problem: Problem, pool_format: PoolFormat, config: CudaSplitMmaConfig) -> dict[str, int | str]:
-    return {
-        "PT_HEAD_DIM_K": problem.head_dim,
-        "PT_HEAD_DIM_V": problem.head_dim_v,
-        "PT_GROUP": problem.gqa_ratio,
-        "PT_ROW_TILES": row_tiles(problem),
-        "PT_BLOCK_SIZE": pool_format.block_size,
-        "PT_WARPS": config.num_warps,
-        "PT_WARP_TOKENS": config.tile_tokens // config.num_warps,
-        "PT_STAGES": config.num_stages,
-        "PT_Q_DTYPE": _CODES[problem.q_dtype],
-        "PT_KV_DTYPE": _CODES[pool_format.kv_dtype],
-        "PT_WINDOW": problem.window or 0,
-        "PT_HAS_CAP": int(problem.soft_cap is not None),
-        "PT_HAS_SINKS": int(problem.sinks),
-        "PT_HAS_ALIBI": int(problem.alibi),
-        "PT_HAS_SCALES": int(pool_format.scale_kind is not ScaleKind.NONE),
-        "PT_SCALE_STRIDE": scale_stride(pool_format),
-        "PT_MERGE": _merge_code(config),
-        "PT_SHARED_BYTES": shared_bytes(problem, pool_format, config),
-    }
-
-
-def _slots(problem: Problem, pool_format: PoolFormat) -> dict[str, SlotSpec]:
-    """The op's slots; pools are read 16 bytes at a time, queries 4."""
-    align = {"q": _QUERY_BYTES, "k_cache": _COPY_BYTES, "v_cache": _COPY_BYTES}
-    return aligned(attention_slots(problem, pool_format), align)
-
-
-_POINTERS = (
-    "out", "q", "k_cache", "v_cache", "block_table", "context_lens", "query_start_loc", "sinks", "alibi_slopes",
-    "k_scale", "v_scale", "lse",
-)  # fmt: skip
-
-
-def _split_args(
-    problem: Problem, pool_format: PoolFormat, config: CudaSplitMmaConfig, bounds: Bounds
-) -> tuple[Arg, ...]:
-    k, v = pool_format.k_axes, pool_format.v_axes
-    split = live_splits(problem, config, bounds) > 1
-    partials: tuple[Arg, ...] = (
-        *(pointers("partial_out", "partial_lse") if split else _null(2)),
-        *(pointers("arrivals") if split and config.merge == Merge.LAST_BLOCK else _null(1)),
-    )
-    return (
-        *pointers(*_POINTERS),
-        *partials,
-        *strides("q", (0, 1)),
-        *strides("k_cache", (k.block, k.slot, k.head)),
-        *strides("v_cache", (v.block, v.slot, v.head)),
-        *strides("out", (0, 1)),
-        StrideArg("lse", 0),
-        StrideArg("block_table", 0),
-        SizeArg("context_lens", 0),
-        *i64(problem.num_kv_heads, num_chunks(problem, bounds), config.num_splits, config.split_tokens),
-        *i64(live_splits(problem, config, bounds)),
-        *f32(problem.softmax_scale, problem.soft_cap or 0.0),
-    )
-
-
-def _null(count: int) -> tuple[Arg, ...]:
-    return (ScalarArg(0, CType.POINTER),) * count
-
-
-def _split_abi(problem: Problem, pool_format: PoolFormat, config: CudaSplitMmaConfig) -> KernelAbi:
-    """Pools and their strides must be multiples of a 16-byte copy, partials of a four-float load."""
-    args = _split_args(problem, pool_format, config, Bounds(1, 1))
-    elements = _COPY_BYTES // pool_format.kv_dtype.itemsize
-    align = {1: _QUERY_BYTES, **dict.fromkeys((2, 3, 12), _COPY_BYTES)}
-    units = {"q": _QUERY_BYTES // problem.q_dtype.itemsize, "k_cache": elements, "v_cache": elements}
-    align |= {k: units[arg.slot] for k, arg in enumerate(args) if isinstance(arg, StrideArg) and arg.slot in units}
-    return KernelAbi(abi_of(args).arg_types, align)
-
-
-def _merge_args(problem: Problem, config: CudaSplitMmaConfig, bounds: Bounds) -> tuple[Arg, ...]:
-    return (
-        *pointers("out", "lse", "partial_out", "partial_lse", "context_lens", "query_start_loc", "sinks"),
-        *strides("out", (0, 1)),
-        StrideArg("lse", 0),
-        SizeArg("context_lens", 0),
-        *i64(problem.num_q_heads, bounds.max_query_len, config.num_splits, config.split_tokens),
-        *i64(live_splits(problem, config, bounds)),
-    )
-
-
-def _merge_step(problem: Problem, config: CudaSplitMmaConfig, bounds: Bounds) -> KernelStep:
-    warps = min(MERGE_WARPS, -(-live_splits(problem, config, bounds) // 4))
-    grid = (bounds.max_num_tokens * problem.num_q_heads, 1, 1)
-    args = _merge_args(problem, config, bounds)
-    attributes = LaunchAttributes(programmatic_dependent_launch=config.merge == Merge.EARLY_KERNEL)
-    scratch = _scratch_bytes(problem)
-    return KernelStep("attention_merge", grid, args, (32 * warps, 1, 1), shared_bytes=scratch, attributes=attributes)

@@ -12,11 +12,12 @@ from vgpu_attention import BF16, H100, Case, attention, require_compiler, run, t
 from pagedtune.harness.vgpu.report import StepReport
 from pagedtune.harness.vgpu.virtual_gpu import VirtualGpu, VirtualGpuOptions
 from pagedtune.kernels.bounds import Bounds
-from pagedtune.kernels.cuda_split_mma import CudaSplitMma, CudaSplitMmaConfig, live_splits, row_tiles
+from pagedtune.kernels.cuda_split_mma import CudaSplitMma
 from pagedtune.kernels.dtypes import DType
 from pagedtune.kernels.launch import KernelStep, MemsetStep
 from pagedtune.kernels.pool_format import Layout, PoolFormat, ScaleKind
 from pagedtune.kernels.problem import Problem
+from pagedtune.kernels.split_mma_plan import CudaSplitMmaConfig, live_splits, row_tiles
 
 VARIANT = CudaSplitMma()
 DEVICE = replace(H100, shared_bytes_per_block=232448)
@@ -25,7 +26,8 @@ ADVERSE = replace(PLAIN, reverse_warps=True, reverse_ctas=True, async_early=True
 FP16, FP8 = DType.FP16, DType.FP8_E4M3
 Config = CudaSplitMmaConfig
 
-# Together: each merge, every head dim, GQA ratios of 1 to 71, block sizes of 1 to 256, layouts, queries, features, dtypes.
+# Together: each merge, every head dim, GQA ratios of 1 to 71, block sizes of 1 to 256, layouts, queries, features,
+# dtypes.
 CASES = {
     "window, last block, zero length": (
         Case(Problem(8, 2, 64, window=20), BF16, (5, 37, 128, 0)),
