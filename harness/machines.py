@@ -43,6 +43,9 @@ class Machine(Protocol):
         ...
 
 
+MachineFor = Callable[[Device, Sequence[Artifact]], Machine]
+
+
 def machine_for(device: Device, artifacts: Sequence[Artifact]) -> Machine:
     """What runs these artifacts of a variant for `device`, here."""
     if device.kind is DeviceKind.CPU:

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import torch
 
-from .artifact import Artifact, KernelAbi
-from .launch import BoundPlan, CallStep, CType, KernelStep, MemsetStep
+from .arguments import PackedArguments, resolve_arguments
+from .artifact import Artifact
+from .launch import BoundPlan, CallStep, KernelStep, MemsetStep
 
 
 class Launch(ctypes.Structure):
@@ -34,7 +35,7 @@ def usable_cores() -> int:
 
 
 class LaunchError(RuntimeError):
-    """A native kernel refused a launch; the message is the library's own."""
+    """A launch failed: the message says what was refused, by whom, and what to do about it."""
 
 
 @cache
@@ -92,44 +93,19 @@ class NativeExecutor:
         if step.entry not in self._entries:
             raise ValueError(f"no artifact has the entry {step.entry!r}; there are {sorted(self._entries) or 'none'}")
         library, abi = self._entries[step.entry]
-        resolved = [bound.resolve(arg) for arg in step.args]
-        check_abi(step.entry, abi, [ctype for ctype, _ in resolved])
-        values = [_c_value(ctype, value) for ctype, value in resolved]
-        params = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))
+        packed = PackedArguments(resolve_arguments(bound, step, abi))
         launch = Launch((ctypes.c_int64 * 3)(*step.grid), step.attributes.num_threads or usable_cores(), 0)
         function = library[step.entry]
         function.restype, function.argtypes = ctypes.c_int32, (ctypes.c_void_p, ctypes.c_void_p)
-        launch_ptr, params_ptr = ctypes.addressof(launch), ctypes.addressof(params)
+        launch_ptr, params_ptr = ctypes.addressof(launch), packed.address
 
         # The default argument keeps alive what the two addresses point into.
-        def run(_keep: object = (values, params, launch, bound)) -> None:
+        def run(_keep: object = (packed, launch, bound)) -> None:
             code = function(launch_ptr, params_ptr)
             if code:
                 raise LaunchError(f"{step.entry}: {_describe(library, code)}")
 
         return run
-
-
-def _c_value(ctype: CType, value: int | float) -> ctypes.c_uint64 | ctypes.c_int64 | ctypes.c_int32 | ctypes.c_float:
-    match ctype:
-        case CType.POINTER:
-            return ctypes.c_uint64(int(value))
-        case CType.I64:
-            return ctypes.c_int64(int(value))
-        case CType.I32:
-            return ctypes.c_int32(int(value))
-        case CType.F32:
-            return ctypes.c_float(value)
-
-
-def check_abi(entry: str, abi: KernelAbi, given: Sequence[CType]) -> None:
-    """Raises ValueError unless the arguments of a step are those that the binary takes."""
-    if tuple(given) != abi.arg_types:
-        wrong = next((i for i, (a, b) in enumerate(zip(given, abi.arg_types, strict=False)) if a != b), None)
-        where = f"argument {wrong}" if wrong is not None else "the number of arguments"
-        raise ValueError(
-            f"{entry}: {where} does not fit the binary: {len(given)} arguments given, {len(abi.arg_types)} expected"
-        )
 
 
 def _describe(library: ctypes.CDLL, code: int) -> str:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 
 from ..kernels.bounds import Bounds, Bucket, bucket_of
+from ..kernels.executors import make_executor, torch_device
 from ..kernels.launch import Executor, LaunchPlan, Tensors
-from ..kernels.native import NativeExecutor
 from ..kernels.pool_format import PoolFormat
 from ..kernels.problem import Problem
 from ..kernels.slot import WorkspaceSpec
@@ -88,7 +88,7 @@ class PagedOp:
         workspaces: Workspaces | None = None,
     ) -> None:
         self.op, self.problem, self.pool_format, self.dispatch = op, problem, pool_format, dispatch
-        self._workspaces = workspaces or Workspaces()
+        self._workspaces = workspaces or Workspaces(torch_device(dispatch.device.kind))
         self._planned: dict[Bucket, PlannedOp] = {}
         self._logged: set[Rung] = set()
 
@@ -97,7 +97,7 @@ class PagedOp:
 
         Raises:
             NoKernel: nothing can serve it.
-            LaunchError: the library of the choice does not load on this machine.
+            LaunchError: a binary of the choice does not load on this machine.
         """
         bucket = bucket_of(bounds)
         planned = self._planned.get(bucket)
@@ -109,7 +109,8 @@ class PagedOp:
         selection = self.dispatch.select(self.op, self.problem, self.pool_format, bucket.bounds)
         self._log(selection)
         plan = selection.variant.plan(self.problem, self.pool_format, selection.config, bucket.bounds)
-        return PlannedOp(selection, plan, NativeExecutor(selection.artifacts), self._workspaces)
+        executor = make_executor(self.dispatch.device.kind, selection.artifacts)
+        return PlannedOp(selection, plan, executor, self._workspaces)
 
     def _log(self, selection: Selection) -> None:
         if selection.rung in self._logged:

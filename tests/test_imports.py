@@ -28,6 +28,8 @@ RELATIVE_ONLY = {"kernels", "runtime"}
 SHIPPED_THIRD_PARTY = {"numpy", "torch"}
 # Compilers: only files named build*.py or *_build.py, which do not ship, and there only inside functions.
 COMPILERS = {"triton", "cuda", "ziglang"}
+# The one door of what ships to the CUDA driver; the bindings need no GPU to be there until a kernel is launched.
+DRIVER_DOOR = "kernels/cuda_driver.py"
 # Where the import name of a distribution is not its own name.
 IMPORT_NAMES = {"pyyaml": "yaml", "cuda-bindings": "cuda"}
 
@@ -103,6 +105,8 @@ def problem_with(path: str, found: Import) -> str | None:
         return None
     if is_builder(path) and top in COMPILERS:
         return None if found.lazy else f"a builder imports {top} inside the function that needs it"
+    if path == DRIVER_DOOR and found.name.startswith("cuda.bindings"):
+        return None if found.lazy else "the driver is imported inside the function that needs it"
     if path == f"runtime/adapters/{top}.py":
         return None if found.lazy else f"an adapter imports {top} inside the function that needs it"
     return f"{room} may use only the standard library, {' and '.join(sorted(SHIPPED_THIRD_PARTY))}, not {top}"
@@ -186,6 +190,8 @@ def test_kernels_load_no_compiler_and_no_other_room(sources: dict[str, str]) -> 
         ("kernels/a.py", "import pydantic", "kernels may use only"),
         ("kernels/a.py", "def f():\n    import triton", "kernels may use only"),
         ("kernels/build_gpu.py", "import triton", "inside the function"),
+        ("kernels/cuda_driver.py", "import cuda.bindings.driver", "inside the function"),
+        ("kernels/cuda_executor.py", "def f():\n    from cuda.bindings import driver", "kernels may use only"),
         ("runtime/adapters/transformers.py", "import transformers", "inside the function"),
         ("runtime/adapters/transformers.py", "def f():\n    import yaml", "runtime may use only"),
         ("runtime/a.py", "def f():\n    import transformers", "runtime may use only"),
@@ -205,6 +211,7 @@ def test_a_planted_violation_is_found(path: str, source: str, expected: str) -> 
         ("kernels/a.py", "import math\nimport numpy as np\nimport torch.nn\nfrom .problem import Problem"),
         ("kernels/cpu/a.py", "from ..problem import Problem\nfrom . import host"),
         ("kernels/build_gpu.py", "def build():\n    from cuda.bindings import nvrtc"),
+        ("kernels/cuda_driver.py", "def load():\n    from cuda.bindings import driver"),
         ("runtime/a.py", "from ..kernels.problem import Problem\nfrom .allocator import x"),
         ("runtime/adapters/transformers.py", "def f():\n    import transformers\nfrom ...kernels import problem"),
         ("harness/a.py", "from pagedtune.kernels import problem\nimport rich\nfrom ..kernels import y"),

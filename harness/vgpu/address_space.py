@@ -39,6 +39,7 @@ class Allocation:
         gaps: bytes that belong to no element, None where there are none.
         freed: whether it was given back.
         read, written: bytes that were touched.
+        pending_written, pending_read: see core/state.h.
         keep: what owns the memory.
     """
 
@@ -54,11 +55,18 @@ class Allocation:
     read: Bitmap = field(default_factory=lambda: np.zeros(0, np.uint8))
     written: Bitmap = field(default_factory=lambda: np.zeros(0, np.uint8))
     keep: object = None
+    pending_written: Bitmap | None = None  # by the previous kernel, which may not have ended
+    pending_read: Bitmap | None = None
 
 
-def bitmap(num_bytes: int, fill: bool = False) -> Bitmap:
-    """A bitmap over `num_bytes`, with slack for wide reads."""
-    return np.full(num_bytes // 8 + 16, 255 if fill else 0, np.uint8)
+def bitmap_size(num_bytes: int) -> int:
+    """Bytes of a bitmap over `num_bytes`, with slack for wide reads; whole words, in which it is counted."""
+    return (num_bytes // 8 + 23) & ~7
+
+
+def bitmap(num_bytes: int) -> Bitmap:
+    """An empty bitmap over `num_bytes`."""
+    return np.zeros(bitmap_size(num_bytes), np.uint8)
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
@@ -101,6 +109,8 @@ class AddressSpace:
         self._bound = bound
         self._uninitialised = dict(uninitialised or {})
         self._freed = freed
+        self._touched = np.zeros(0, np.uint8)
+        self._bounds = np.zeros(0, np.int64)
         windows = windows or {}
         whole = {name: tensor for name, tensor in bound.tensors.items() if name not in windows}
         for group in _overlapping(whole):
@@ -177,8 +187,21 @@ class AddressSpace:
 
     def reset_touched(self) -> None:
         """Forgets what was read and written."""
-        for a in self.allocations:
-            a.read, a.written = bitmap(a.num_bytes), bitmap(a.num_bytes)
+        sizes = [size for a in self.allocations for size in (bitmap_size(a.num_bytes),) * 2]
+        bounds = np.cumsum([0, *sizes])
+        self._touched = np.zeros(bounds[-1], np.uint8)
+        self._bounds = bounds[:-1]
+        views = np.split(self._touched, bounds[1:-1])
+        for k, a in enumerate(self.allocations):
+            a.read, a.written = views[2 * k], views[2 * k + 1]
+
+    def count_touched(self) -> tuple[dict[str, int], dict[str, int]]:
+        """Bytes that were read and written since, by allocation, where there are any."""
+        words = np.bitwise_count(self._touched.view(np.uint64))
+        counts = np.add.reduceat(words, self._bounds // 8, dtype=np.int64).tolist()
+        names = [a.name for a in self.allocations]
+        read, written = (dict(zip(names, counts[k::2], strict=True)) for k in (0, 1))
+        return {n: c for n, c in read.items() if c}, {n: c for n, c in written.items() if c}
 
     def table(self) -> ctypes.Array[Alloc]:
         """All allocations for the core, sorted by address."""
@@ -188,7 +211,8 @@ class AddressSpace:
             init = None if a.init is None else a.init.ctypes.data
             gaps = None if a.gaps is None else a.gaps.ctypes.data
             touched = (a.read.ctypes.data, a.written.ctypes.data)
-            out[k] = Alloc(a.base, a.num_bytes, a.host, init, gaps, *touched, a.access, a.granule, a.freed, k)
+            pending = (_address(a.pending_written), _address(a.pending_read))
+            out[k] = Alloc(a.base, a.num_bytes, a.host, init, gaps, *touched, a.access, a.granule, a.freed, k, *pending)
         return out
 
     def describe(self, index: int, address: int) -> str:
@@ -207,6 +231,10 @@ class AddressSpace:
         return next((a for a in self.allocations if name in a.name.split("+")), None)
 
 
+def _address(bits: Bitmap | None) -> int | None:
+    return None if bits is None else bits.ctypes.data
+
+
 def _element_positions(tensor: torch.Tensor) -> torch.Tensor:
     """Byte offset of each element from the first one."""
     out = torch.zeros(tensor.shape, dtype=torch.int64)
@@ -219,6 +247,8 @@ def _element_positions(tensor: torch.Tensor) -> torch.Tensor:
 
 def unwritten_elements(tensor: torch.Tensor, allocation: Allocation) -> int:
     """Elements of `tensor` of which no byte was written."""
+    if int(np.bitwise_count(allocation.written).sum()) == allocation.num_bytes:
+        return 0
     bits = np.unpackbits(allocation.written, bitorder="little")
     first = tensor.data_ptr() - allocation.host
     positions = _element_positions(tensor).flatten().numpy() + first

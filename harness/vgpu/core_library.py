@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -29,6 +30,8 @@ class Alloc(ctypes.Structure):
         ("granule", ctypes.c_int32),
         ("freed", ctypes.c_int32),
         ("index", ctypes.c_int32),
+        ("pending_written", ctypes.c_void_p),
+        ("pending_read", ctypes.c_void_p),
     )
 
 
@@ -64,7 +67,7 @@ class RawOptions(ctypes.Structure):
         ("cooperative", ctypes.c_int32),
         ("max_warp_instructions", ctypes.c_uint64),
         ("shuffle_seed", ctypes.c_int32),
-        ("reserved", ctypes.c_int32),
+        ("strict_stores", ctypes.c_int32),
     )
 
 
@@ -89,10 +92,30 @@ class LaunchArgs(ctypes.Structure):
         ("num_allocs", ctypes.c_int32),
         ("reserved", ctypes.c_int32),
         ("options", RawOptions),
+        ("use_starts", ctypes.c_void_p),
+        ("uses", ctypes.c_void_p),
     )
 
 
-SITE = np.dtype([(n, "u8") for n in ("executed", "lanes", "sectors", "lines", "bytes", "conflicts")])
+@dataclass(frozen=True)
+class Totals:
+    """Sums of a launch that belong to no instruction.
+
+    Args:
+        barriers: warp arrivals at CTA barriers.
+        most_flying: most bytes that one CTA had on their way from global memory.
+        flying_area: such bytes, summed over the warp instructions (`instructions`) that were issued meanwhile.
+        benign: unordered stores of the value that was there already.
+    """
+
+    barriers: int
+    most_flying: int
+    flying_area: int
+    instructions: int
+    benign: int
+
+
+SITE = np.dtype([(n, "u8") for n in ("executed", "lanes", "sectors", "lines", "bytes", "conflicts", "flight")])
 
 
 def _host_has_avx2() -> bool:
@@ -134,11 +157,11 @@ class Core:
 
     def run(
         self, code: npt.NDArray[np.void], args: LaunchArgs, max_faults: int
-    ) -> tuple[list[RawFault], npt.NDArray[np.void], int]:
-        """Runs a grid: faults, one `SITE` per instruction, and warp arrivals at barriers."""
+    ) -> tuple[list[RawFault], npt.NDArray[np.void], Totals]:
+        """Runs a grid: faults, one `SITE` per instruction, and sums over all."""
         faults = (RawFault * max_faults)()
         sites = np.zeros(len(code), SITE)
-        totals = (ctypes.c_uint64 * 4)()
+        totals = (ctypes.c_uint64 * 5)()
         count = self._run(
             code.ctypes.data,
             len(code),
@@ -147,7 +170,7 @@ class Core:
             sites.ctypes.data,
             ctypes.addressof(totals),
         )
-        return list(faults[:count]), sites, int(totals[0])
+        return list(faults[:count]), sites, Totals(*totals)
 
 
 @cache

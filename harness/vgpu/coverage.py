@@ -1,4 +1,7 @@
-"""Which instructions of a PTX text the virtual GPU runs: `python -m pagedtune.harness.vgpu.coverage FILE.ptx ...`"""
+"""Which instructions of a PTX text the virtual GPU runs: `python -m pagedtune.harness.vgpu.coverage FILE.ptx ...`
+
+Without a file, all forms that it runs.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from pathlib import Path
 from .core_library import core
 from .decoder import decode_one
 from .emitter import Emitter
+from .forms import all_forms
 from .program import LOCAL_START
 from .ptx_module import Instruction
 from .ptx_parser import parse
@@ -63,8 +67,10 @@ def table(texts: Iterable[str]) -> str:
 
 
 def main() -> None:
-    """Prints the table of the files named on the command line."""
-    sys.stdout.write(table(Path(name).read_text() for name in sys.argv[1:]) + "\n")
+    """Prints the table of the files named on the command line, or the list of forms."""
+    files = sys.argv[1:]
+    text = table(Path(name).read_text() for name in files) if files else "\n".join(sorted(all_forms()))
+    sys.stdout.write(text + "\n")
 
 
 if __name__ == "__main__":

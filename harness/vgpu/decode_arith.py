@@ -31,7 +31,7 @@ _SPECIAL_FUNCTIONS = ("sin", "cos", "lg2", "ex2", "tanh", "rcp", "rsqrt", "sqrt"
 _BOOLS = {"and": 1, "or": 2, "xor": 3}
 _UNSIGNED_COMPARE = {"lo": "lt", "ls": "le", "hi": "gt", "hs": "ge"}
 _COMPARES = ("eq", "ne", "lt", "le", "gt", "ge", "equ", "neu", "ltu", "leu", "gtu", "geu", "num", "nan")
-_CVT_TYPES = {
+CVT_TYPES = {
     t: k for k, t in enumerate(("u8", "u16", "u32", "u64", "s8", "s16", "s32", "s64", "f16", "bf16", "f32", "f64"))
 }
 _PACKED_CVT = ("f16x2", "bf16x2", "e4m3x2", "e5m2x2", "tf32")
@@ -116,7 +116,7 @@ def _arithmetic_key(name: str, sub: list[str], type: str, flags: int, modifiers:
     if name == "mad":
         name = "fma"
     if type == "f64" and name in ("rcp", "rsqrt") and "approx" in modifiers:
-        return f"{name}.approx.f64", 0
+        return f"{name}.approx.f64", flags
     return ".".join((name, *sub, type)), flags
 
 
@@ -230,20 +230,20 @@ def convert(e: Emitter, instruction: Instruction) -> None:
     if dtype in _PACKED_CVT:
         _convert_packed(e, instruction, dtype, stype, (flags, rounding, whole, finite))
         return
-    if dtype not in _CVT_TYPES or stype not in _CVT_TYPES or finite:
+    if dtype not in CVT_TYPES or stype not in CVT_TYPES or finite:
         raise e.error("conversion is not supported")
     dst, src = operands_of(e, instruction, 2)
-    d_row, d_width = _wide_operand(e, dst, dtype)
+    d_row, d_width = _wide_operand(e, dst, dtype, written=True)
     s_row, s_width = _wide_operand(e, src, stype)
     exact = d_width == max(TYPE_BYTES[dtype], 2) and s_width == max(TYPE_BYTES[stype], 2)
-    types = (_CVT_TYPES[dtype], _CVT_TYPES[stype])
+    types = (CVT_TYPES[dtype], CVT_TYPES[stype])
     p = (flags, rounding, whole, 0, d_width, s_width, *types)
     plain = exact and not (flags or rounding or whole)
     key = f"cvt.fast.{dtype}.{stype}" if plain and (dtype, stype) in _FAST_CVT else "cvt"
     e.emit(Operation(key, (d_row, s_row), p, cls=InstructionClass.CONVERT))
 
 
-def _wide_operand(e: Emitter, operand: Operand, type: str) -> tuple[int, int]:
+def _wide_operand(e: Emitter, operand: Operand, type: str, written: bool = False) -> tuple[int, int]:
     """Row and bytes of a register that may be wider than the type, or of an immediate."""
     from .ptx_module import Reg
 
@@ -252,7 +252,7 @@ def _wide_operand(e: Emitter, operand: Operand, type: str) -> tuple[int, int]:
         actual = 0 if operand.type == "pred" else max(TYPE_BYTES[operand.type], 2)
         if actual < width:
             raise e.error(f"register {operand.name.partition('@')[0]} of .{operand.type} is too narrow for .{type}")
-        return e.register(operand), actual
+        return e.register(operand, written), actual
     return e.source(operand, f"b{8 * max(width, 2)}" if not isinstance(operand, Imm) else type), max(width, 2)
 
 

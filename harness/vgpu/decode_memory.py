@@ -10,14 +10,14 @@ from .program import InstructionClass, Operation
 from .ptx_module import TYPE_BYTES, Address, Imm, Instruction, Not, Operand, Reg, Special, Symbol, Vector
 
 SPACES = {"global": 1, "const": 1, "shared": 2, "local": 3, "param": 1}
-_IGNORED = ("weak", "nc", "ca", "cg", "cs", "lu", "cv", "wb", "wt", "unified", "noftz", "cta", "cluster", "gpu", "sys")
-STRONG, ACQUIRE, RELEASE = 1, 2, 4
+_IGNORED = ("weak", "nc", "ca", "cg", "cs", "lu", "cv", "wb", "wt", "unified", "noftz", "cluster", "gpu", "sys")
+STRONG, ACQUIRE, RELEASE, CTA_SCOPE = 1, 2, 4, 8
 _ORDER = {
     "volatile": STRONG, "relaxed": STRONG, "mmio": STRONG, "acquire": STRONG | ACQUIRE, "release": STRONG | RELEASE,
     "acq_rel": STRONG | ACQUIRE | RELEASE,
 }  # fmt: skip
-_ATOM_OPS = {o: k for k, o in enumerate(("add", "min", "max", "inc", "dec", "and", "or", "xor", "exch", "cas"))}
-_ATOM_TYPES = {
+ATOM_OPS = {o: k for k, o in enumerate(("add", "min", "max", "inc", "dec", "and", "or", "xor", "exch", "cas"))}
+ATOM_TYPES = {
     "u32": 0, "b32": 0, "s32": 1, "u64": 2, "b64": 2, "s64": 3, "f32": 4, "f64": 5, "f16": 6, "bf16": 7, "f16x2": 8,
     "bf16x2": 9, "b16": 10,
 }  # fmt: skip
@@ -86,6 +86,8 @@ def _access(e: Emitter, modifiers: Sequence[str]) -> tuple[str, int, int, list[s
             vector = int(word[1])
         elif word in _ORDER:
             order |= _ORDER[word]
+        elif word == "cta":
+            order |= CTA_SCOPE
         elif word not in _IGNORED and base not in ("L1", "L2", "level"):
             rest.append(word)
     return space, vector, order, rest
@@ -160,7 +162,9 @@ def atomic(e: Emitter, instruction: Instruction) -> None:
     space, vector, order, rest = _access(e, modifiers)
     if len(rest) == 3 and rest[1] == rest[0]:
         rest = rest[1:]
-    if len(rest) != 2 or rest[0] not in _ATOM_OPS or rest[1] not in _ATOM_TYPES:
+    if len(rest) == 2 and rest[0] in ATOM_TYPES:
+        rest.reverse()  # with vectors, compilers write the type first
+    if len(rest) != 2 or rest[0] not in ATOM_OPS or rest[1] not in ATOM_TYPES:
         raise e.error("atomic operation is not supported")
     operation, type = rest
     returns, cas = name == "atom", operation == "cas"
@@ -177,7 +181,7 @@ def atomic(e: Emitter, instruction: Instruction) -> None:
     values = tuple(e.source(o, type) for o in _registers(e, operands[1], vector))
     third = (e.source(operands[2], type),) if cas else ()
     ops = (*results, base, *values, *third)
-    p = (SPACES.get(space, 0), base_width, _ATOM_OPS[operation], _ATOM_TYPES[type], int(returns), int(cas))
+    p = (SPACES.get(space, 0), base_width, ATOM_OPS[operation], ATOM_TYPES[type], int(returns), int(cas))
     e.emit(Operation("atom", ops, (*p, order | STRONG, vector), offset, InstructionClass.ATOMIC))
 
 
@@ -218,7 +222,7 @@ def async_copy(e: Emitter, instruction: Instruction) -> None:
 
 
 def fence(e: Emitter, instruction: Instruction) -> None:
-    """fence, membar: device scope and above order global memory; CTA scope orders nothing that is not already."""
+    """fence, membar: CTA scope orders the threads of a block, device scope and above the blocks too."""
     words = instruction.opcode.split(".")[1:]
     wide = any(w in ("gpu", "sys", "gl", "cluster") for w in words)
     e.emit(Operation("fence", p=(int(wide),), cls=InstructionClass.CONTROL))

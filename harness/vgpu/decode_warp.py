@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+from collections.abc import Iterator
 
 from .decode_arith import FLAGS, operands_of
 from .emitter import TRASH, Emitter
@@ -10,8 +12,23 @@ from .program import InstructionClass, Operation
 from .ptx_module import Instruction, Operand, Pair, Sink, Vector
 
 _MMA = re.compile(r"mma\.sync\.aligned\.m(8|16)n8k(\d+)\.row\.col(\.satfinite)?\.(\w+)\.(\w+)\.(\w+)\.(\w+)(\.\w+)?")
-_MMA_TYPES = {t: k for k, t in enumerate(("f16", "bf16", "tf32", "e4m3", "e5m2", "s8", "u8", "f32", "s32"))}
+MMA_TYPES = {t: k for k, t in enumerate(("f16", "bf16", "tf32", "e4m3", "e5m2", "s8", "u8", "f32", "s32"))}
 _MMA_BITS = {"f16": 16, "bf16": 16, "tf32": 32, "e4m3": 8, "e5m2": 8, "s8": 8, "u8": 8}
+REDUCTIONS = ("add", "min", "max", "and", "or", "xor")
+
+
+def mma_shapes() -> Iterator[tuple[int, int, str, str, str]]:
+    """Rows, depth, accumulator, A and B of every form of mma.sync that is supported (columns are always 8)."""
+    for depth, (acc, type) in itertools.product((8, 16), (("f32", "f16"), ("f16", "f16"), ("f32", "bf16"))):
+        yield 16, depth, acc, type, type
+    yield from ((16, depth, "f32", "tf32", "tf32") for depth in (4, 8))
+    for a, b in itertools.product(("e4m3", "e5m2"), repeat=2):
+        yield from ((16, depth, acc, a, b) for depth in (16, 32) for acc in ("f32", "f16"))
+    for a, b in itertools.product(("s8", "u8"), repeat=2):
+        yield from ((rows, depth, "s32", a, b) for rows, depth in ((16, 16), (16, 32), (8, 16)))
+
+
+_MMA_SHAPES = frozenset(mma_shapes())
 
 
 def shuffle(e: Emitter, instruction: Instruction) -> None:
@@ -59,7 +76,7 @@ def reduce(e: Emitter, instruction: Instruction) -> None:
     words = instruction.opcode.split(".")
     type = words[-1]
     dst, a, mask = operands_of(e, instruction, 3)
-    mode = ("add", "min", "max", "and", "or", "xor").index(words[2])
+    mode = REDUCTIONS.index(words[2])
     kind = {"u32": 0, "b32": 0, "s32": 1, "f32": 2}[type]
     flags = sum(FLAGS[w] for w in words[3:-1] if w in FLAGS)
     ops = (e.destination(dst, 4), e.source(a, type), e.source(mask, "b32"))
@@ -107,27 +124,35 @@ def move_matrix(e: Emitter, instruction: Instruction) -> None:
 
 
 def matrix_multiply(e: Emitter, instruction: Instruction) -> None:
-    """mma.sync."""
+    """mma.sync.
+
+    What it computes: products are exact, the sum of one instruction is taken in fp64 (fp32 for 16-bit m16n8k16)
+    in ascending depth and rounded once. Tensor cores are less exact, by published measurements: they align the products
+    and the accumulator to the largest exponent among them, cut what lies more than a few bits below an fp32 mantissa,
+    and round the fp32 sum towards zero. So silicon may differ by depth * 2^-23 of the largest term; with fp8 on sm_89
+    and sm_90, which keep about 13 fraction bits, by 2^-13 of it. Integers are exact on both, modulo 2^32 or saturated.
+    A kernel that is right here within its error bound may use up more of the bound on silicon, never less.
+    """
     found = _MMA.fullmatch(instruction.opcode)
     if found is None:
         raise e.error("this form of mma is not supported")
     rows, depth = int(found[1]), int(found[2])
     words = [w for w in found.groups()[3:] if w]
     dtype, atype, btype, ctype = (w.lstrip(".") for w in words[:4])
-    if atype not in _MMA_BITS or btype not in _MMA_BITS or dtype != ctype or dtype not in ("f16", "f32", "s32"):
-        raise e.error(f"types {dtype}, {atype}, {btype}, {ctype} are not supported")
+    if dtype != ctype or (rows, depth, dtype, atype, btype) not in _MMA_SHAPES:
+        raise e.error(
+            f"m{rows}n8k{depth} with types {dtype}, {atype}, {btype}, {ctype} is not a supported shape of mma"
+        )
     bits = _MMA_BITS[atype]
     half = dtype == "f16"
     counts = (rows * (4 if half else 8) // 32, rows * depth * bits // 1024, 8 * depth * bits // 1024)
-    if depth * bits not in ((128,) if rows == 8 else (128, 256)):
-        raise e.error(f"m{rows}n8k{depth} of {atype} is not a shape of mma")
     d, a, b, c = operands_of(e, instruction, 4)
     fragments = [
         _fragment(e, operand, count) for operand, count in zip((d, a, b, c), (*counts, counts[0]), strict=True)
     ]
     rows_d = tuple(e.destination(o, 4) for o in fragments[0])
     sources = tuple(e.source(o, "b32") for f in fragments[1:] for o in f)
-    types = (_MMA_TYPES[atype], _MMA_TYPES[btype], _MMA_TYPES[dtype])
+    types = (MMA_TYPES[atype], MMA_TYPES[btype], MMA_TYPES[dtype])
     p = (rows, 8, depth, *types, int(found[3] is not None))
     e.emit(Operation("mma", (*rows_d, *sources), p, cls=InstructionClass.MATRIX))
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-
-import numpy as np
+from functools import lru_cache
 
 from . import decode_arith as arith
 from . import decode_memory as memory
 from . import decode_warp as warp
+from .assembly import assemble
 from .emitter import Emitter, Frame
-from .program import INSTRUCTION, InstructionClass, Operation, Program
+from .program import InstructionClass, Operation, Program
 from .ptx_module import Function, Group, Imm, Instruction, Label, Module, Operand, Reg, Symbol
 from .ptx_tokens import PtxError
 
@@ -67,6 +67,12 @@ def decode(module: Module, entry: str) -> Program:
     return _Decoder(module, function).run()
 
 
+@lru_cache(maxsize=4096)
+def _unsupported(opcode: str) -> str:
+    """What an instruction would need that is not modelled, or ""."""
+    return next((u for u in _UNSUPPORTED if opcode == u or opcode.startswith((u + ".", u + "::"))), "")
+
+
 def decode_one(emitter: Emitter, instruction: Instruction) -> None:
     """Decodes one instruction of the emitter's entry.
 
@@ -75,7 +81,6 @@ def decode_one(emitter: Emitter, instruction: Instruction) -> None:
     """
     decoder = _Decoder(emitter.module, emitter.entry)
     decoder.emitter = emitter
-    emitter.instruction = instruction
     decoder.instruction(instruction)
 
 
@@ -90,9 +95,9 @@ class _Decoder:
         e.lay_out_shared()
         self._function(e.frame)
         if not e.emitted or e.emitted[-1].operation.key != "exit" or e.emitted[-1].guard >= 0:
-            e.instruction = Instruction("exit", (), e.entry.line)
+            e.start(Instruction("exit", (), e.entry.line))
             e.emit(Operation("exit", cls=InstructionClass.CONTROL))
-        return _assemble(e)
+        return assemble(e)
 
     def _function(self, frame: Frame) -> None:
         e = self.emitter
@@ -101,7 +106,6 @@ class _Decoder:
             if isinstance(item, Label):
                 e.place_label(frame.prefix + item.name)
             else:
-                e.instruction = item
                 self.instruction(item)
         if frame.prefix:
             e.place_label(frame.prefix + "return")
@@ -109,10 +113,11 @@ class _Decoder:
 
     def instruction(self, instruction: Instruction) -> None:
         """Decodes one instruction."""
+        self.emitter.start(instruction)
         opcode = instruction.opcode
         base = opcode.partition(".")[0]
-        unsupported = next((u for u in _UNSUPPORTED if opcode == u or opcode.startswith((u + ".", u + "::"))), None)
-        if unsupported is not None:
+        unsupported = _unsupported(opcode)
+        if unsupported:
             raise PtxError(instruction.line, f"{opcode} is not supported: the virtual GPU has no {unsupported}")
         try:
             if base in _RULES:
@@ -137,6 +142,8 @@ class _Decoder:
             e.emit(Operation("exit", cls=control))
         elif base in ("trap", "brkpt", "nanosleep"):
             e.emit(Operation(base, cls=control))
+        elif instruction.opcode == "griddepcontrol.wait":
+            e.emit(Operation("griddepcontrol.wait", cls=InstructionClass.BARRIER))
         elif base in _NO_EFFECT:
             e.emit(Operation("nop", cls=control))
         elif base == "call":
@@ -222,41 +229,3 @@ class _Decoder:
         p = (3, 8, width, 1, max(width, 2), 0, 0)
         e.emit(Operation("st", (e.constant(at, 8), row), p, 0, InstructionClass.LOCAL))
         return at
-
-
-def _assemble(e: Emitter) -> Program:
-    keys: dict[str, int] = {}
-    code = np.zeros(len(e.emitted), INSTRUCTION)
-    for k, item in enumerate(e.emitted):
-        operation = item.operation
-        row = code[k]
-        row["key"] = keys.setdefault(operation.key, len(keys))
-        row["guard"], row["guard_negated"] = item.guard, int(item.guard_negated)
-        row["num_ops"] = len(operation.ops)
-        row["ops"][: len(operation.ops)] = operation.ops
-        row["p"][: len(operation.p)] = operation.p
-        row["imm"], row["line"], row["cls"] = operation.imm, item.instruction.line, int(operation.cls)
-        if operation.target:
-            row["target"] = e.labels[operation.target]
-    directives = e.entry.directives
-    block = directives.get("reqntid", ())
-    limit = directives.get("maxntid", block)
-    return Program(
-        entry=e.entry.name,
-        target=e.module.target,
-        code=code,
-        keys=tuple(keys),
-        opcodes=tuple(i.instruction.opcode for i in e.emitted),
-        lines=tuple(i.instruction.line for i in e.emitted),
-        sources=tuple(i.instruction.source for i in e.emitted),
-        num_units=e.num_units,
-        consts=e.consts,
-        specials=e.specials,
-        params=tuple(e.params.values()),
-        static_shared=e.static_shared,
-        local_bytes=-(-e.local_bytes // 16) * 16,
-        variables=e.variables,
-        block=block,
-        max_threads=int(np.prod(limit)) if limit else 0,
-        uses_dynamic_shared=any(v.space == "shared" and not v.num_bytes for v in e.module.variables.values()),
-    )

@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from .program import LOCAL_START, MODULE_BASE, PARAM_BASE, SHARED_START, SPECIALS, InstructionClass, Operation, Param
+from .program import (
+    LOCAL_START,
+    MAX_OPS,
+    MODULE_BASE,
+    PARAM_BASE,
+    SHARED_START,
+    SPECIALS,
+    InstructionClass,
+    Operation,
+    Param,
+)
 from .ptx_module import (
     TYPE_BYTES,
     Address,
@@ -35,6 +46,8 @@ class Emitted:
     instruction: Instruction
     guard: int
     guard_negated: bool
+    reads: set[int]  # rows of registers that the instruction reads and writes
+    writes: set[int]
 
 
 @dataclass
@@ -63,6 +76,7 @@ class Emitter:
         self.frame = Frame(entry, "")
         self.instruction: Instruction
         self._units = row_units(8)
+        self._sizes = {TRASH: row_units(8)}
         self._rows: dict[str, int] = {}
         self._consts: dict[tuple[int, int], int] = {}
         self._specials: dict[str, int] = {}
@@ -73,7 +87,8 @@ class Emitter:
         self.local_bytes = 0
         self.dynamic_symbols: list[Emitted] = []
         self.params = self._lay_out_params()
-        self._temporaries = 0
+        self.reads: set[int] = set()
+        self.writes: set[int] = set()
         self.dynamic_offset: int | None = None
 
     # ---- layout
@@ -122,9 +137,20 @@ class Emitter:
 
     # ---- rows
     def _new_row(self, width: int) -> int:
-        unit = self._units
-        self._units += row_units(width)
+        unit, size = self._units, row_units(width)
+        self._units += size
+        self._sizes[unit] = size
         return unit
+
+    @property
+    def register_rows(self) -> tuple[int, ...]:
+        """Rows that hold registers, in the order of their first use."""
+        return tuple(self._rows.values())
+
+    @property
+    def row_sizes(self) -> Mapping[int, int]:
+        """Units of each row."""
+        return self._sizes
 
     @property
     def num_units(self) -> int:
@@ -150,11 +176,15 @@ class Emitter:
 
     def temporary(self, width: int) -> int:
         """A row of its own."""
-        self._temporaries += 1
         return self._new_row(width)
 
-    def register(self, reg: Reg) -> int:
-        """The row of a register."""
+    def register(self, reg: Reg, written: bool = False) -> int:
+        """The row of a register that the current instruction reads, or writes."""
+        row = self._row(reg)
+        (self.writes if written else self.reads).add(row)
+        return row
+
+    def _row(self, reg: Reg) -> int:
         name = self.frame.prefix + reg.name
         if name not in self._rows:
             if reg.type == "b128":
@@ -174,7 +204,7 @@ class Emitter:
         if not isinstance(operand, Reg):
             raise self.error(f"a register was expected, not {operand}")
         self._check_width(operand, width)
-        return self.register(operand)
+        return self.register(operand, written=True)
 
     def _check_width(self, reg: Reg, width: int) -> None:
         actual = 0 if reg.type == "pred" else max(TYPE_BYTES[reg.type], 2)
@@ -308,10 +338,17 @@ class Emitter:
         return self.constant(int(base.value), 8), 8, operand.offset
 
     # ---- output
+    def start(self, instruction: Instruction) -> None:
+        """What follows belongs to `instruction`."""
+        self.instruction = instruction
+        self.reads, self.writes = set(), set()
+
     def emit(self, operation: Operation, guard: tuple[int, bool] | None = None) -> None:
         """Appends an instruction under the current one's guard, or under `guard`."""
+        if len(operation.ops) > MAX_OPS:
+            raise self.error(f"{len(operation.ops)} registers, the virtual GPU takes at most {MAX_OPS}")
         row, negated = guard if guard is not None else self.guard()
-        self.emitted.append(Emitted(operation, self.instruction, row, negated))
+        self.emitted.append(Emitted(operation, self.instruction, row, negated, self.reads, self.writes))
 
     def guard(self) -> tuple[int, bool]:
         """Row of the current guard (-1: none), and whether it is negated."""

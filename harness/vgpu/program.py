@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +18,8 @@ INSTRUCTION = np.dtype(
     [
         ("key", "i8"),
         ("guard", "i4"),
-        ("guard_negated", "i4"),
+        ("guard_negated", "i2"),
+        ("waits", "i2"),
         ("num_ops", "i4"),
         ("target", "i4"),
         ("ops", "i4", MAX_OPS),
@@ -98,6 +100,7 @@ class Program:
         specials: unit of each special register, -1 where unused.
         params: kernel parameters in order.
         static_shared, local_bytes: memory of a CTA and of a thread, in bytes.
+        use_starts, uses: for each instruction, the global loads whose result it reads (`load_uses.py`).
         variables: module variables with their virtual addresses.
         block: block size that the kernel was compiled for (0: any), from `.reqntid`; `max_threads` from `.maxntid`.
     """
@@ -115,10 +118,22 @@ class Program:
     params: tuple[Param, ...]
     static_shared: int
     local_bytes: int
+    use_starts: npt.NDArray[np.int32]
+    uses: npt.NDArray[np.int32]
     variables: dict[int, Variable] = field(default_factory=dict)
     block: tuple[int, ...] = ()
     max_threads: int = 0
     uses_dynamic_shared: bool = False
+
+    @cached_property
+    def is_write(self) -> npt.NDArray[np.bool_]:
+        """Which instructions store, atomics included."""
+        return np.array([o.startswith(("st", "atom", "red")) for o in self.opcodes], np.bool_)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Handler name of each instruction (of a program that is not linked yet)."""
+        return tuple(self.keys[k] for k in self.code["key"])
 
     @property
     def param_bytes(self) -> int:

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 _TOKEN = re.compile(
     r"""
-    (?P<space>[ \t\r\f\v]+)
-  | (?P<newline>\n)
-  | (?P<comment>//[^\n]*|/\*.*?\*/)
-  | (?P<string>"(?:[^"\\\n]|\\.)*")
+    (?P<comment>//.*)
+  | (?P<string>"(?:[^"\\]|\\.)*")
   | (?P<number>0[fF][0-9a-fA-F]{8}\b|0[dD][0-9a-fA-F]{16}\b|0[xX][0-9a-fA-F]+U?|0[bB][01]+U?
        |\d+\.\d*(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+|\d+U?)
   | (?P<word>[A-Za-z_$%][\w$]*(?:(?:\.|::)[\w$]+)*)
   | (?P<directive>\.[A-Za-z_]\w*(?:::\w+)*)
   | (?P<punct>[{}()\[\],;:@!+\-<>|=*])
+  | (?P<other>\S)
     """,
-    re.VERBOSE | re.DOTALL,
+    re.VERBOSE,
 )
+_BLOCK_COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
 
 
 class PtxError(ValueError):
@@ -29,8 +29,7 @@ class PtxError(ValueError):
         self.line = line
 
 
-@dataclass(frozen=True, slots=True)
-class Token:
+class Token(NamedTuple):
     """One token. `kind` is `word`, `directive`, `number`, `string`, `punct` or `end`."""
 
     kind: str
@@ -44,19 +43,17 @@ def tokenize(text: str) -> list[Token]:
     Raises:
         PtxError: a character that no token starts with.
     """
+    if "/*" in text:
+        text = _BLOCK_COMMENT.sub(lambda m: "\n" * m[0].count("\n"), text)
     tokens: list[Token] = []
-    at, line, size = 0, 1, len(text)
-    while at < size:
-        match = _TOKEN.match(text, at)
-        if match is None:
-            raise PtxError(line, f"unexpected character {text[at]!r}")
-        kind, found = match.lastgroup or "", match.group()
-        at = match.end()
-        if kind in ("newline", "comment"):
-            line += found.count("\n")
-        elif kind != "space":
-            tokens.append(Token(kind, found, line))
-    tokens.append(Token("end", "end of file", line))
+    for line, content in enumerate(text.split("\n"), 1):
+        for match in _TOKEN.finditer(content):
+            kind = match.lastgroup or ""
+            if kind == "other":
+                raise PtxError(line, f"unexpected character {match[0]!r}")
+            if kind != "comment":
+                tokens.append(Token(kind, match[0], line))
+    tokens.append(Token("end", "end of file", text.count("\n") + 1))
     return tokens
 
 
@@ -83,21 +80,23 @@ class Cursor:
 
     def take(self) -> Token:
         """The current token; the position moves on."""
-        token = self.current
+        token = self._tokens[self._at]
         if token.kind != "end":
             self._at += 1
         return token
 
     def at(self, *texts: str) -> bool:
         """Whether the current token is one of `texts`."""
-        return self.current.text in texts and self.current.kind != "string"
+        token = self._tokens[self._at]
+        return token.text in texts and token.kind != "string"
 
     def accept(self, text: str) -> bool:
         """Takes the current token if it is `text`."""
-        if self.at(text):
-            self.take()
-            return True
-        return False
+        token = self._tokens[self._at]
+        if token.text != text or token.kind in ("string", "end"):
+            return False
+        self._at += 1
+        return True
 
     def expect(self, text: str) -> Token:
         """Takes the current token, which must be `text`.

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
 
 class FaultKind(Enum):
-    """Kinds of fault; values 1 to 18 are those of the core, the rest is found after a launch."""
+    """Kinds of fault; values are those of the core. `UNWRITTEN_OUTPUT` is found after a launch."""
 
     OUT_OF_BOUNDS = 1
     MISALIGNED = 2
@@ -27,6 +28,7 @@ class FaultKind(Enum):
     DIVERGENT_SYNC = 16
     UNINITIALISED_OPERAND = 17
     UNWRITTEN_OUTPUT = 18
+    PROGRAMMATIC_ORDER = 19
 
 
 WHAT = {
@@ -48,6 +50,7 @@ WHAT = {
     FaultKind.DIVERGENT_SYNC: "warp instruction whose member lanes do not all arrive",
     FaultKind.UNINITIALISED_OPERAND: "control operand depends on uninitialised data",
     FaultKind.UNWRITTEN_OUTPUT: "output that is not written completely",
+    FaultKind.PROGRAMMATIC_ORDER: "access to the previous kernel's data before griddepcontrol.wait",
 }
 
 
@@ -106,6 +109,10 @@ class SiteReport:
         sectors, lines: 32-byte sectors and 128-byte lines of global memory, each warp access counted by itself.
         bytes: bytes that lanes asked for (global and shared).
         conflicts: extra passes of shared memory.
+        flight: bytes asked of global memory, each times the warp instructions that its block issued until it was
+            waited for or its value was read.
+        guarded: whether it runs under a predicate.
+        target: for a branch, the index of the site it leads to, else -1.
     """
 
     line: int
@@ -117,6 +124,9 @@ class SiteReport:
     lines: int
     bytes: int
     conflicts: int
+    flight: int = 0
+    guarded: bool = False
+    target: int = -1
 
 
 @dataclass(frozen=True)
@@ -132,6 +142,10 @@ class Counters:
         bank_conflicts: extra passes of shared memory.
         matrix_operations: `mma` warp instructions.
         barriers: warp arrivals at CTA barriers.
+        bytes_in_flight_max: most bytes that one CTA had asked global memory for and not yet waited for: asynchronous
+            copies until the wait of their group (bytes of their sources), loads until an instruction other than a
+            move reads their result (32 bytes a sector).
+        bytes_in_flight_mean: the same, averaged over all CTAs and the instructions that they issue.
     """
 
     instructions: dict[str, int]
@@ -145,6 +159,8 @@ class Counters:
     bank_conflicts: int
     matrix_operations: int
     barriers: int
+    bytes_in_flight_max: int = 0
+    bytes_in_flight_mean: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -154,7 +170,8 @@ class StepReport:
     entry: str
     seconds: float
     counters: Counters
-    sites: tuple[SiteReport, ...]
+    sites: Sequence[SiteReport]
+    benign_races: int = 0  # unordered stores of the value that is there already: see VirtualGpuOptions.strict_stores
 
 
 @dataclass(frozen=True)

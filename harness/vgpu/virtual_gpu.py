@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
-import ctypes
+import gc
 import struct
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 import torch
 
+from pagedtune.kernels.arguments import Argument, check_abi, check_alignment
 from pagedtune.kernels.artifact import Artifact, ArtifactKind, KernelAbi
-from pagedtune.kernels.launch import BoundPlan, CType, KernelStep, MemsetStep
-from pagedtune.kernels.native import check_abi, usable_cores
+from pagedtune.kernels.launch import Arg, BoundPlan, CType, KernelStep, MemsetStep, SlotArg
+from pagedtune.kernels.native import usable_cores
 from pagedtune.kernels.slot import Access
 
-from .address_space import CONSTANT, AddressSpace, unwritten_elements
-from .core_library import LaunchArgs, RawOptions, core
+from .address_space import AddressSpace, unwritten_elements
+from .core_library import RawOptions, core
 from .decoder import decode
-from .program import MODULE_BASE, PARAM_BASE, Program
+from .grid import MAX_FAULTS, forget_module, run_grid
+from .program import Program
 from .ptx_parser import parse
 from .ptx_tokens import PtxError
 from .report import Fault, FaultKind, RunReport, StepReport, VirtualGpuError
 from .summary import describe_fault, step_report
 
-MAX_FAULTS = 64
 _PACK = {CType.POINTER: "<Q", CType.I64: "<q", CType.I32: "<i", CType.F32: "<f"}
 _SIZES = {CType.POINTER: 8, CType.I64: 8, CType.I32: 4, CType.F32: 4}
 
@@ -42,6 +44,8 @@ class VirtualGpuOptions:
         quantum: instructions of a warp's turn; small values interleave warps finely.
         shuffle_seed: start each round of turns at a random warp; 0 is off.
         check_races: detect races.
+        strict_stores: stores of the value that is already there race like any other. Off, they are counted as benign:
+            no hardware shows them, and compilers rely on it where several threads hold one result.
         max_warp_instructions: a warp that executes more is in an endless loop.
         shared_bytes: shared memory of a CTA that the device has (0: no limit).
         capability: compute capability of the device, e.g. 90 (0: any artifact runs).
@@ -58,6 +62,7 @@ class VirtualGpuOptions:
     quantum: int = 512
     shuffle_seed: int = 0
     check_races: bool = True
+    strict_stores: bool = False
     max_warp_instructions: int = 50_000_000
     shared_bytes: int = 0
     capability: int = 0
@@ -67,18 +72,32 @@ class VirtualGpuOptions:
     windows: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
+@lru_cache(maxsize=128)
 def load_program(ptx: str, entry: str) -> Program:
-    """Parses, decodes and links one entry.
+    """Parses, decodes and links one entry; the same text is decoded once in a process.
 
     Raises:
         PtxError: the PTX does not parse, or an instruction is unknown; the message names it and its line.
         ValueError: no such entry.
     """
-    program = decode(parse(ptx), entry)
+    with _no_collections():
+        program = decode(parse(ptx), entry)
     missing = core().link(program.code, program.keys)
     if missing >= 0:
         raise PtxError(program.lines[missing], f"{program.opcodes[missing]} is not supported by the execution core")
     return program
+
+
+@contextmanager
+def _no_collections() -> Iterator[None]:
+    """Keeps the garbage collector from walking everything again and again while many small objects are made."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 @dataclass(frozen=True)
@@ -137,7 +156,10 @@ class VirtualGpu:
         check_abi(step.entry, kernel.abi, [ctype for ctype, _ in resolved])
         sizes = [_SIZES[ctype] for ctype, _ in resolved]
         if sizes != [p.num_bytes for p in program.params]:
-            raise ValueError(f"{step.entry}: the PTX takes {[p.num_bytes for p in program.params]} bytes, not {sizes}")
+            takes = [p.num_bytes for p in program.params]
+            raise ValueError(
+                f"{step.entry}: the PTX takes {takes} bytes, not {sizes}: give every parameter, with its type"
+            )
         if step.cluster != (1, 1, 1):
             raise ValueError(f"{step.entry}: clusters are not supported by the virtual GPU")
         threads = step.block[0] * step.block[1] * step.block[2]
@@ -150,25 +172,28 @@ class VirtualGpu:
         shared = program.static_shared + max(step.shared_bytes, kernel.dynamic_shared)
         if self.options.shared_bytes and shared > self.options.shared_bytes:
             raise ValueError(
-                f"{step.entry}: {shared} bytes of shared memory, the device has {self.options.shared_bytes}"
+                f"{step.entry}: {shared} bytes of shared memory, the device has {self.options.shared_bytes}: "
+                "choose smaller tiles or fewer stages"
             )
 
     def _run(self, bound: BoundPlan) -> RunReport:
         space = AddressSpace(bound, self.options.uninitialised, self.options.freed, self.options.windows)
-        values = {
-            step.entry: self._arguments(bound, space, step) for step in bound.plan.steps if isinstance(step, KernelStep)
-        }
+        values = [self._arguments(bound, space, s) if isinstance(s, KernelStep) else b"" for s in bound.plan.steps]
         steps: list[StepReport] = []
         faults: list[Fault] = []
+        previous: StepReport | None = None
         written: dict[int, np.ndarray[tuple[int], np.dtype[np.uint8]]] = {}
-        for step in bound.plan.steps:
+        for step, params in zip(bound.plan.steps, values, strict=True):
             if isinstance(step, MemsetStep):
                 _memset(bound, space, step)
+                previous = None
                 continue
             if not isinstance(step, KernelStep):
                 continue
-            report, found = self._launch(space, step, values[step.entry])
+            _set_pending(space, step, previous)
+            report, found = self._launch(space, step, params)
             steps.append(report)
+            previous = report
             faults += found
             for a in space.allocations:
                 written[a.base] = written[a.base] | a.written if a.base in written else a.written
@@ -182,51 +207,25 @@ class VirtualGpu:
         """The parameter buffer, with virtual addresses; checks the alignments that the binary assumes."""
         kernel = self._kernels[step.entry]
         data = bytearray(kernel.program.param_bytes)
-        for k, (arg, param) in enumerate(zip(step.args, kernel.program.params, strict=True)):
-            ctype, value = bound.resolve(arg)
-            if ctype is CType.POINTER and value:
-                value = space.address(arg.slot)  # type: ignore[union-attr]
-            align = kernel.abi.align.get(k, 1)
-            if ctype is not CType.F32 and int(value) % align:
-                raise ValueError(
-                    f"{step.entry}: argument {k} ({arg}) is {value:#x}, but the binary assumes a multiple of {align}"
-                )
-            struct.pack_into(_PACK[ctype], data, param.offset, value)
+        arguments = [Argument(arg, *self._resolve(bound, space, arg)) for arg in step.args]
+        check_alignment(step.entry, kernel.abi, arguments)
+        for argument, param in zip(arguments, kernel.program.params, strict=True):
+            struct.pack_into(_PACK[argument.ctype], data, param.offset, argument.value)
         return bytes(data)
+
+    @staticmethod
+    def _resolve(bound: BoundPlan, space: AddressSpace, arg: Arg) -> tuple[CType, int | float]:
+        ctype, value = bound.resolve(arg)
+        return ctype, space.address(arg.slot) if isinstance(arg, SlotArg) and value else value
 
     def _launch(self, space: AddressSpace, step: KernelStep, params: bytes) -> tuple[StepReport, list[Fault]]:
         kernel = self._kernels[step.entry]
         program = kernel.program
-        buffers = _module_variables(space, program)
-        buffers.append(np.frombuffer(params + bytes(16), np.uint8).copy())
-        space.add("kernel parameters", PARAM_BASE, buffers[-1][: max(len(params), 1)], CONSTANT)
-        space.reset_touched()
-        table = space.table()
-        arrays = _const_arrays(program)
-        args = LaunchArgs(
-            grid=step.grid,
-            block=step.block,
-            dynamic_shared=max(step.shared_bytes, kernel.dynamic_shared),
-            static_shared=program.static_shared,
-            local_bytes=program.local_bytes,
-            num_units=program.num_units,
-            num_consts=len(program.consts),
-            param_bytes=len(params),
-            params=buffers[-1].ctypes.data,
-            const_units=arrays[0].ctypes.data,
-            const_widths=arrays[1].ctypes.data,
-            const_values=arrays[2].ctypes.data,
-            special_units=arrays[3].ctypes.data,
-            allocs=ctypes.addressof(table),
-            num_allocs=len(space.allocations),
-            options=self._raw_options(step),
-        )
-        start = time.perf_counter()
-        raw, sites, barriers = core().run(program.code, args, MAX_FAULTS)
-        seconds = time.perf_counter() - start
-        faults = [describe_fault(f, program, space, step) for f in raw]
-        report = step_report(program, space, sites, barriers, seconds)
-        space.allocations = [a for a in space.allocations if a.base < MODULE_BASE]
+        dynamic_shared = max(step.shared_bytes, kernel.dynamic_shared)
+        raw = run_grid(program, space, step.grid, step.block, params, dynamic_shared, self._raw_options(step))
+        faults = [describe_fault(f, program, space, step) for f in raw.faults]
+        report = step_report(program, space, raw.sites, raw.totals, raw.seconds)
+        forget_module(space)
         return report, faults
 
     def _raw_options(self, step: KernelStep) -> RawOptions:
@@ -243,7 +242,25 @@ class VirtualGpu:
             cooperative=cooperative,
             max_warp_instructions=o.max_warp_instructions,
             shuffle_seed=o.shuffle_seed,
+            strict_stores=o.strict_stores,
         )
+
+
+def _set_pending(space: AddressSpace, step: KernelStep, previous: StepReport | None) -> None:
+    """Marks what a kernel must not touch before `griddepcontrol.wait`: what the one before it wrote or read.
+
+    That one's own predecessors have ended where it waited for them; else they are still in flight.
+    """
+    if previous is None or not step.attributes.programmatic_dependent_launch:
+        for a in space.allocations:
+            a.pending_written = a.pending_read = None
+        return
+    waited = any(s.executed for s in previous.sites if s.instruction == "griddepcontrol.wait")
+    for a in space.allocations:
+        written, read = a.written, a.read
+        if not waited and a.pending_written is not None and a.pending_read is not None:
+            written, read = written | a.pending_written, read | a.pending_read
+        a.pending_written, a.pending_read = written, read
 
 
 def _check_target(program: Program, capability: int) -> None:
@@ -253,25 +270,9 @@ def _check_target(program: Program, capability: int) -> None:
         return
     target = int(digits)
     if target > capability or (specific and target != capability):
-        raise ValueError(f"{program.entry} is compiled for {program.target}; the device is sm_{capability}")
-
-
-def _const_arrays(program: Program) -> tuple[np.ndarray[tuple[int], np.dtype[np.generic]], ...]:
-    units = np.array([c[0] for c in program.consts], np.int32)
-    widths = np.array([c[1] for c in program.consts], np.int32)
-    values = np.array([c[2] for c in program.consts], np.uint64)
-    return units, widths, values, np.array(program.specials, np.int32)
-
-
-def _module_variables(space: AddressSpace, program: Program) -> list[np.ndarray[tuple[int], np.dtype[np.uint8]]]:
-    buffers = []
-    for address, variable in program.variables.items():
-        data = np.zeros(max(variable.num_bytes, 1), np.uint8)
-        if variable.data:
-            data[: len(variable.data)] = np.frombuffer(variable.data, np.uint8)
-        buffers.append(data)
-        space.add(variable.name, address, data, CONSTANT if variable.space == "const" else 2)
-    return buffers
+        raise ValueError(
+            f"{program.entry} is compiled for {program.target}; the device is sm_{capability}: build it for that"
+        )
 
 
 def _memset(bound: BoundPlan, space: AddressSpace, step: MemsetStep) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from vgpu_pairs import module
@@ -9,12 +11,15 @@ from vgpu_pairs import module
 from pagedtune.harness.vgpu.coverage import table
 from pagedtune.harness.vgpu.ptx_parser import parse
 from pagedtune.harness.vgpu.ptx_tokens import PtxError
+from pagedtune.harness.vgpu.report import FaultKind
 from pagedtune.harness.vgpu.run_ptx import FILE_HEADER, run_ptx
 from pagedtune.harness.vgpu.virtual_gpu import VirtualGpu, VirtualGpuOptions, load_program
 from pagedtune.kernels.artifact import Artifact, ArtifactKind, KernelAbi
-from pagedtune.kernels.slot import Access
+from pagedtune.kernels.launch import CType, KernelStep, LaunchPlan, SlotArg
+from pagedtune.kernels.slot import Access, SlotSpec
 
 PLAIN = module("", {})
+LIMIT = VirtualGpuOptions(num_threads=1, max_warp_instructions=5000)
 
 
 def body(text: str) -> str:
@@ -46,7 +51,27 @@ DECODING = {
     "tcgen05": ("tcgen05.fence::before_thread_sync;", "has no tcgen05"),
     "shape of mma": (
         "mma.sync.aligned.m16n8k4.row.col.f32.f16.f16.f32 {%f1,%f2,%f3,%f4}, {%r1}, {%r2}, {%f1,%f2,%f3,%f4};",
-        "not a shape of mma",
+        "is not a supported shape of mma",
+    ),
+    "mma of f64": (
+        "mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%d1,%d2}, {%d3}, {%d4}, {%d1,%d2};",
+        "not a supported shape of mma",
+    ),
+    "mma of integers into floats": (
+        "mma.sync.aligned.m8n8k16.row.col.f32.s8.s8.f32 {%f1,%f2}, {%r1}, {%r2}, {%f1,%f2};",
+        "not a supported shape of mma",
+    ),
+    "mma of four bits": (
+        "mma.sync.aligned.m8n8k32.row.col.s32.s4.s4.s32 {%r1,%r2}, {%r3}, {%r4}, {%r1,%r2};",
+        "not a supported shape of mma",
+    ),
+    "sparse mma": (
+        "mma.sp.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%f1}, {%r1}, {%r2}, {%f1}, %r3, 0;",
+        "has no mma.sp",
+    ),
+    "too many registers": (
+        "atom.global.v8.f16.add.noftz {%h0,%h1,%h2,%h3,%h4,%h5,%h6,%h7}, [%rd1], {%h0,%h1,%h2,%h3,%h4,%h5,%h6,%h7};",
+        "17 registers, the virtual GPU takes at most 16",
     ),
     "call of an unknown function": ("call.uni nowhere;", "function 'nowhere' has no body"),
     "bulk of registers": ("ld.global.v4.u32 {%r1, %r2}, [%rd1];", "2 registers, expected 4"),
@@ -128,6 +153,45 @@ def test_a_kernel_compiled_for_another_architecture() -> None:
     with pytest.raises(ValueError, match="compiled for sm_90; the device is sm_80"):
         launch(options=VirtualGpuOptions(capability=80))
     launch(options=VirtualGpuOptions(capability=100))
+
+
+def test_a_pointer_that_breaks_an_alignment_which_the_binary_assumes(tmp_path: Path) -> None:
+    arguments = {"x": (X, Access.INOUT)}
+    path = tmp_path / "k.ptx"
+    path.write_text(module("", arguments))
+    abi = KernelAbi((CType.POINTER,), align={0: 16})
+    gpu = VirtualGpu([Artifact(ArtifactKind.CUBIN, path, "", "sm_90", {"k": abi}, {}, path)])
+    step = KernelStep("k", (1, 1, 1), (SlotArg("x"),), (32, 1, 1))
+    plan = LaunchPlan((step,), {"x": SlotSpec(torch.int32, (4,), Access.INOUT)})
+    gpu.prepare(plan.bind({"x": torch.zeros(8, dtype=torch.int32)[:4]}))()
+    with pytest.raises(ValueError, match=r"argument 0 .* but the binary assumes a multiple of 16"):
+        gpu.prepare(plan.bind({"x": torch.zeros(8, dtype=torch.int32)[1:5]}))()
+
+
+def test_an_endless_loop_names_its_places_its_warps_and_the_limit() -> None:
+    """Three warps spin at one place, the fourth waits for them at a barrier: both are told."""
+    arguments = {"x": (X, Access.INOUT)}
+    body = "setp.lt.u32 %p1, %r60, 96;\nL:\n@%p1 bra L;\nbar.sync 0;"
+    report = run_ptx(module(body, arguments), "k", arguments, block=(128, 1, 1), options=LIMIT)
+    spin, wait = (
+        next(n for n, row in enumerate(module(body, arguments).splitlines(), 1) if t in row) for t in ("bra", "bar")
+    )
+    said = {fault.line: str(fault) for fault in report.faults}
+    assert set(said) == {spin, wait}
+    assert "endless loop" in said[spin]
+    assert "3 warps of the block are here; the limit is 5000 instructions a warp" in said[spin]
+    assert "1 warps of the block are here" in said[wait]
+
+
+def test_a_deadlock_names_where_the_warps_wait() -> None:
+    arguments = {"x": (X, Access.INOUT)}
+    body = "setp.lt.u32 %p1, %r60, 32;\n@%p1 bar.sync 1, 64;\n@!%p1 bar.sync 2, 64;"
+    report = run_ptx(module(body, arguments), "k", arguments, block=(64, 1, 1), options=LIMIT)
+    assert [f.kind for f in report.faults] == [FaultKind.DEADLOCK] * 2
+    for fault, barrier in zip(report.faults, ("bar.sync 1", "bar.sync 2"), strict=True):
+        assert barrier in module(body, arguments).splitlines()[fault.line - 1]
+        assert "waits for threads that never come" in str(fault)
+        assert "1 warps of the block are here" in str(fault)
 
 
 def test_an_artifact_without_ptx(tmp_path_factory: pytest.TempPathFactory) -> None:

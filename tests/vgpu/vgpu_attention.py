@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
@@ -18,6 +18,7 @@ from pagedtune.kernels.triton_split import TritonSplitConfig
 from pagedtune.kernels.variant import Config, Variant
 
 H100 = Device("h100", DeviceKind.CUDA, capability=90, num_units=132)
+H100_AT = {c: replace(H100, capability=c) for c in (80, 89, 90)}  # older targets, for their code only
 NEEDS = {"triton_split": "triton", "cuda_paged": "cuda", "cuda_split_mma": "cuda"}
 
 
@@ -128,11 +129,11 @@ def require_compiler(variant: str) -> None:
 
 
 def run(
-    variant: Variant, config: Config, case: Case, options: VirtualGpuOptions
+    variant: Variant, config: Config, case: Case, options: VirtualGpuOptions, capability: int = 90
 ) -> tuple[dict[str, torch.Tensor], VirtualGpu]:
     require_compiler(variant.name)
     tensors = tensors_of(case)
-    artifacts = variant.build(case.problem, case.pool_format, config, H100)
+    artifacts = variant.build(case.problem, case.pool_format, config, H100_AT[capability])
     bounds = Bounds(len(case.lens), max(case.lens), max(case.tokens))
     plan = variant.plan(case.problem, case.pool_format, config, bounds)
     tensors |= plan.allocate_workspaces()

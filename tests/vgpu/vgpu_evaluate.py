@@ -28,19 +28,18 @@ def as_ints(tensor: torch.Tensor) -> list[int]:
     return [int(v) for v in tensor.numpy().view(_NUMPY[width])]
 
 
-def evaluate(instruction: str, widths: Sequence[int], operands: Sequence[Sequence[int]], result: int) -> list[int]:
-    """Results of `instruction`, in which `{d}` is the destination and `{0}`, `{1}`, .. are the operands.
+BLOCK = 128
+# What an instruction under test may name: 16 bytes of each space that belong to the thread, and its index.
+SCRATCH = {
+    "%rw": "ld.param.u64 %rd1, [w]; mul.wide.u32 %rd2, %r9, 16; add.s64 %rw, %rd1, %rd2;",
+    "%rs": "shl.b32 %r3, %r1, 4; mov.u32 %r4, sh; add.s32 %rs, %r3, %r4;",
+    "%rl": "mov.u64 %rl, lo;",
+    "%rg": "mul.wide.u32 %rd2, %r1, 16; mov.u64 %rd1, sh; cvta.shared.u64 %rd1, %rd1; add.s64 %rg, %rd1, %rd2;",
+}
 
-    Args:
-        instruction: PTX statements; `%p0` is free, and a predicate result is moved to `{d}` by the caller's text.
-        widths: bits of each operand.
-        operands: equally long lists of bit patterns.
-        result: bits of the result.
-    """
-    n = len(operands[0])
-    block = 128
-    grid = -(-n // block)
-    padded = [list(o) + [o[0]] * (grid * block - n) for o in operands]
+
+def kernel(instruction: str, widths: Sequence[int], result: int) -> str:
+    """A kernel `k` that applies `instruction` to one element of each of its arrays."""
     params = ", ".join(f".param .u64 a{k}" for k in range(len(widths) + 1))
     lines = []
     for k, width in enumerate(widths):
@@ -48,23 +47,48 @@ def evaluate(instruction: str, widths: Sequence[int], operands: Sequence[Sequenc
             f"ld.param.u64 %rd1, [a{k}]; mul.wide.u32 %rd2, %r9, {width // 8}; add.s64 %rd3, %rd1, %rd2;",
             f"ld.global.b{width} %x{k}, [%rd3];",
         ]
+    lines += [text for register, text in SCRATCH.items() if register in instruction]
     registers = "".join(f".reg .b{width} %x{k};" for k, width in enumerate(widths)) + f".reg .b{result} %y;"
-    names = {str(k): f"%x{k}" for k in range(len(widths))}
     text = instruction.replace("{d}", "%y")
-    for name, register in names.items():
-        text = text.replace("{" + name + "}", register)
-    ptx = f"""{FILE_HEADER}
-.visible .entry k({params}) {{
-.reg .pred %p<8>; .reg .b32 %r<16>; .reg .b64 %rd<8>; {registers}
-mov.u32 %r1, %tid.x; mov.u32 %r2, %ctaid.x; mad.lo.s32 %r9, %r2, {block}, %r1;
+    for k in range(len(widths)):
+        text = text.replace("{" + str(k) + "}", f"%x{k}")
+    return f"""{FILE_HEADER}
+.visible .entry k({params}, .param .u64 w) {{
+.reg .pred %p<8>; .reg .b16 %h<16>; .reg .b32 %r<16>; .reg .b64 %rd<16>; {registers}
+.reg .b32 %rs; .reg .b64 %rw, %rl, %rg; .shared .align 16 .b8 sh[{16 * BLOCK}]; .local .align 16 .b8 lo[16];
+mov.u32 %r1, %tid.x; mov.u32 %r2, %ctaid.x; mad.lo.s32 %r9, %r2, {BLOCK}, %r1;
 {" ".join(lines)}
 {text}
 ld.param.u64 %rd1, [a{len(widths)}]; mul.wide.u32 %rd2, %r9, {result // 8}; add.s64 %rd3, %rd1, %rd2;
 st.global.b{result} [%rd3], %y;
 ret; }}"""
-    out = torch.zeros(grid * block, dtype=_TORCH[result])
+
+
+def evaluate(instruction: str, widths: Sequence[int], operands: Sequence[Sequence[int]], result: int) -> list[int]:
+    """Results of `instruction`, in which `{d}` is the destination and `{0}`, `{1}`, .. are the operands.
+
+    Args:
+        instruction: PTX statements; `%p0`.. are free, `SCRATCH` names memory, %r1 is the thread's index in its block of
+            `BLOCK`; a predicate result is moved to `{d}` by the caller's text.
+        widths: bits of each operand.
+        operands: equally long lists of bit patterns; the last block is filled up with the first element.
+        result: bits of the result.
+    """
+    n = len(operands[0])
+    grid = -(-n // BLOCK)
+    padded = [list(o) + [o[0]] * (grid * BLOCK - n) for o in operands]
+    ptx = kernel(instruction, widths, result)
+    out = torch.zeros(grid * BLOCK, dtype=_TORCH[result])
     arguments = {f"a{k}": (as_tensor(v, w), Access.IN) for k, (v, w) in enumerate(zip(padded, widths, strict=True))}
-    report = run_ptx(ptx, "k", {**arguments, "o": (out, Access.OUT)}, (grid, 1, 1), (block, 1, 1), options=ONE_THREAD)
+    scratch = torch.empty(grid * BLOCK * 4, dtype=torch.int32)
+    report = run_ptx(
+        ptx,
+        "k",
+        {**arguments, "o": (out, Access.OUT), "w": scratch},
+        (grid, 1, 1),
+        (BLOCK, 1, 1),
+        options=ONE_THREAD,
+    )
     assert report.clean, [str(f) for f in report.faults]
     return as_ints(out)[:n]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from pagedtune.harness.vgpu.report import FaultKind, RunReport
+from pagedtune.harness.vgpu.report import Fault, FaultKind, RunReport
 from pagedtune.harness.vgpu.run_ptx import FILE_HEADER, Argument, run_ptx
 from pagedtune.harness.vgpu.virtual_gpu import VirtualGpuOptions
 
@@ -64,6 +64,7 @@ class Pair:
         says: what the message must contain.
         options: how the faulty kernel runs first; both then run under all schedules.
         also: kinds that the same mistake may show as under some schedule.
+        twin_arguments: arguments of the twin, where they differ.
     """
 
     kind: FaultKind
@@ -78,6 +79,7 @@ class Pair:
     options: VirtualGpuOptions = field(default_factory=lambda: VirtualGpuOptions(num_threads=1))
     cooperative: bool = False
     also: tuple[FaultKind, ...] = ()
+    twin_arguments: Callable[[], dict[str, Argument]] | None = None
 
 
 def run_body(pair: Pair, body: str, options: VirtualGpuOptions) -> tuple[str, RunReport]:
@@ -90,19 +92,28 @@ def run_body(pair: Pair, body: str, options: VirtualGpuOptions) -> tuple[str, Ru
     return text, report
 
 
-def check_pair(pair: Pair, twin_arguments: Callable[[], dict[str, Argument]] | None = None) -> None:
-    """Checks that the fault is found where it is marked, under every schedule, and that the twin is clean."""
+def check_pair(pair: Pair) -> Fault:
+    """Checks that the fault is found where it is marked, under every schedule, and that the twin is clean.
+
+    Returns:
+        the fault as it is first found.
+    """
+    first: list[Fault] = []
     for name, options in {"own": pair.options, **SCHEDULES}.items():
         text, report = run_body(pair, pair.faulty, _merged(pair.options, options))
         found = [fault for fault in report.faults if fault.kind in (pair.kind, *pair.also)]
         assert found, (name, [str(f) for f in report.faults])
         lines = [n for n, line in enumerate(text.splitlines(), 1) if MARK in line]
-        assert any(f.line in lines or not lines for f in found), (name, [str(f) for f in found])
+        assert lines or pair.kind is FaultKind.UNWRITTEN_OUTPUT, f"no line is marked {MARK}"
+        found = [f for f in found if f.line in lines or not lines]
+        assert found, (name, [str(f) for f in report.faults])
         assert any(pair.says in str(f) for f in found), (name, [str(f) for f in found])
-    twin = replace(pair, arguments=twin_arguments) if twin_arguments else pair
+        first += found
+    twin = replace(pair, arguments=pair.twin_arguments or pair.arguments)
     for name, options in SCHEDULES.items():
         _, report = run_body(twin, pair.fixed, _merged(pair.options, options, faulty=False))
         assert report.clean, (name, [str(fault) for fault in report.faults])
+    return first[0]
 
 
 def _merged(own: VirtualGpuOptions, schedule: VirtualGpuOptions, faulty: bool = True) -> VirtualGpuOptions:

@@ -34,19 +34,24 @@ inline void op_cp_async(Ctx& c, Warp& w, const Instr& i, u32 exec) {
         report(c, UNINIT_ADDRESS, pc_of(c, i), thread_of(w, first_lane(w.bad[size_op] & exec)));
         return fatal(c, w);
     }
-    u32 readers = 0;
+    u32 readers = 0, offset[32];
+    const bool rows = size == 16 && shared_rows(c, exec, dst[first_lane(exec)] - SHARED_WINDOW < WINDOW_BYTES ? GENERIC : SHARED, dst, offset);
+    const bool early = c.launch.args.options.async_early;
+    const i32 pc = pc_of(c, i);
+    u64 flying = 0;
     for (u32 m = exec; m; m &= m - 1) {
         const int l = __builtin_ctz(m);
         i32 take = size_op >= 0 ? i32(std::min<u32>(row<u32>(w, size_op)[l], u32(size))) : i.p[4] >= 0 ? i.p[4] : size;
         if (ignore >> l & 1) take = 0;
-        Place from{}, to;
+        Place from{}, to{};
         if (dst[l] - SHARED_WINDOW < WINDOW_BYTES) dst[l] -= SHARED_WINDOW;
-        if (!locate_quick(c, -1, dst[l], size, SHARED, to) && !locate(c, w, i, l, dst[l], size, size, SHARED, to)) return;
+        if (rows) to.state = c.cta.shared_state.data() + offset[l];
+        else if (!locate_quick(c, -1, dst[l], size, SHARED, to) && !locate(c, w, i, l, dst[l], size, size, SHARED, to)) return;
         if (take > 0) {
-            const bool whole = take == size && locate_quick(c, c.worker.site_alloc[size_t(pc_of(c, i))], src[l], size, GLOBAL, from);
+            const bool whole = take == size && locate_quick(c, c.worker.site_alloc[size_t(pc)], src[l], size, GLOBAL, from);
             if (!whole && !locate(c, w, i, l, src[l], take, size, GLOBAL, from)) return;
             note_read(from, take);
-            race_global(c, w, l, *from.alloc, from.offset, take, false, false, pc_of(c, i));
+            if (from.alloc->access != IN) race_global(c, w, l, *from.alloc, from.offset, take, false, false, pc);
             readers |= 1u << l;
         }
         for (i32 k = 0; k < size; k += 4) {
@@ -54,17 +59,19 @@ inline void op_cp_async(Ctx& c, Warp& w, const Instr& i, u32 exec) {
             std::memcpy(&s, to.state + k, 4);
             if (s & 0x02020202u) { fault_at(c, w, ASYNC_UNWAITED, i, l, dst[l] + u64(k), size, SHARED); return; }
         }
-        race_shared(c, w, l, u32(dst[l]), size, true, false, pc_of(c, i));
-        AsyncCopy k{u32(dst[l]), u8(size), u8(take), u8(l), pc_of(c, i), src[l], -1, {}, 0};
-        if (c.launch.args.options.async_early) { fetch(c, k); land(c, k); }
+        if (rows) race_shared16(c, w, l, offset[l], true, pc);
+        else race_shared(c, w, l, u32(dst[l]), size, true, false, pc);
+        flying += u64(take);
+        w.copies.push_back({u32(dst[l]), u8(size), u8(take), u8(l), pc, src[l], -1, c.cta.clock, {}, 0});
+        if (early) { AsyncCopy& k = w.copies.back(); fetch(c, k); land(c, k); }
         for (i32 b = 0; b < size; b += 4) {
             u32 s;
             std::memcpy(&s, to.state + b, 4);
             s |= 0x02020202u;
             std::memcpy(to.state + b, &s, 4);
         }
-        w.copies.push_back(k);
     }
+    take_off(c.cta, flying);
     if (readers) count_global(c, i, readers, src, size);
 }
 VG_ON("cp.async", op_cp_async(c, w, i, exec);)
@@ -78,6 +85,7 @@ inline void complete_copies(Ctx& c, Warp& w, u32 exec, i64 pending, bool uncommi
         AsyncCopy& k = w.copies[n];
         const bool due = (exec >> k.lane & 1) && (uncommitted || (k.group >= 0 && k.group < w.groups[k.lane] - pending));
         if (!due) { if (kept != n) w.copies[kept] = k; ++kept; continue; }
+        land_copy(c, k);
         if (!c.launch.args.options.async_early) fetch(c, k); else
             for (int b = 0; b < k.size; ++b) k.valid = u16((k.valid & ~(1u << b)) | u32(c.cta.shared_state[k.dst - SHARED_START + u32(b)] & 1) << b);
         if (c.launch.args.options.async_early) std::memcpy(k.data, c.cta.shared.data() + (k.dst - SHARED_START), k.size);

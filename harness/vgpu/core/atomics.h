@@ -51,7 +51,7 @@ inline void op_atom(Ctx& c, Warp& w, const Instr& i, u32 exec) {
     bool shared = false, global = false;
     polled(w);
     SpinLock lock(c.launch.atomics);
-    if (i.p[0] != SHARED) for (u32 m = exec; m; m &= m - 1) release_to(c, w, at[first_lane(m)], i.p[6] & RELEASE);
+    for (u32 m = exec; m; m &= m - 1) release_at(c, w, at[first_lane(m)], i.p[0], i.p[6]);
     for (u32 m = exec; m; m &= m - 1) {
         const int l = __builtin_ctz(m);
         Place p;
@@ -65,7 +65,10 @@ inline void op_atom(Ctx& c, Warp& w, const Instr& i, u32 exec) {
             std::memcpy(&old, p.data + e * eb, size_t(eb));
             std::memcpy(&b, row<u8>(w, i.ops[base + 1 + e]) + l * std::max(eb, 2), size_t(eb));
             if (i.p[5]) std::memcpy(&x, row<u8>(w, i.ops[base + 2]) + l * std::max(eb, 2), size_t(eb));
-            const u64 result = atom_apply(i.p[2], i.p[3], old, b, x);
+            u64 result;
+            if (p.alloc && i.p[3] == T_F32 && i.p[2] == A_ADD)  // in global memory, sums of f32 flush subnormals
+                result = bits_as<u32>(flush(flush(bits_as<float>(u32(old))) + flush(bits_as<float>(u32(b)))));
+            else result = atom_apply(i.p[2], i.p[3], old, b, x);
             std::memcpy(data + e * eb, &result, size_t(eb));
             u32 inv = u32(was_invalid >> e * eb) & lane_bytes_mask(eb);
             if (i.p[4]) {
@@ -81,21 +84,20 @@ inline void op_atom(Ctx& c, Warp& w, const Instr& i, u32 exec) {
         if (!write_bytes(c, w, i, l, at[l], p, data, size, invalid, true)) return;
         if (p.alloc) global = true; else shared = is_shared(p);
     }
-    if (global) for (u32 m = exec; m; m &= m - 1) {
-        if (i.p[6] & ACQUIRE) acquire_from(c, w, at[first_lane(m)]); else observe(w, at[first_lane(m)]);
-    }
+    for (u32 m = exec; m; m &= m - 1) acquire_at(c, w, at[first_lane(m)], i.p[0], i.p[6]);
     if (global) count_global(c, i, exec, at, size);
     if (shared) site(c, i).bytes += u64(__builtin_popcount(exec)) * u64(size);
 }
 VG_ON("atom", op_atom(c, w, i, exec);)
 
-// p0 = 1 for device or system scope: what was observed is acquired, what follows may release what came before
+// What was observed is acquired, what follows may release what came before: within the CTA, with p0 = 1 on the device.
 VG_ON("fence", {
     (void)exec;
+    fence_cta(c, w);
     if (i.p[0]) {
         SpinLock lock(c.launch.atomics);
         fence_device(c, w);
-    }
+    } else w.observed.clear();
 })
 
 }  // namespace vgpu

@@ -56,16 +56,22 @@ inline void retire(Warp& w, u32 exec) {
     w.current = -1;
     w.stop = true;
 }
-VG_ON("exit", (void)i; (void)c; retire(w, exec);)
+VG_ON("exit", (void)i; retire(w, exec); if (!w.live) land_all(c, w);)
 VG_ON("trap", report(c, TRAP, pc_of(c, i), thread_of(w, first_lane(exec))); fatal(c, w);)
 VG_ON("brkpt", report(c, TRAP, pc_of(c, i), thread_of(w, first_lane(exec))); fatal(c, w);)
 VG_ON("nop", (void)i; (void)w; (void)exec;)
+VG_ON("griddepcontrol.wait", (void)i; w.waited |= exec;)
+// A barrier hands on that the previous kernel's results are visible.
+inline void share_waited(const std::vector<Warp*>& warps) {
+    bool any = false;
+    for (const Warp* w : warps) any |= w->waited != 0;
+    if (any) for (Warp* w : warps) w->waited = FULL;
+}
 VG_ON("nanosleep", (void)i; (void)exec; w.yield = true;)
-VG_ON("setmaxnreg", (void)i; (void)w; (void)exec;)
 VG_ON("bar.warp.sync", {
     const u32* mask = row<u32>(w, i.ops[0]);
     u32 need = mask[first_lane(exec)];
-    if (!(need & w.live & ~exec)) { sync_warp(c.cta, w); return; }
+    if (!(need & w.live & ~exec)) { sync_warp(c.cta, w); share_waited({&w}); return; }
     part_ways(w, exec);
     u32 here = exec;  // other places may wait for the same members
     for (const Split& s : w.splits) if (s.state == SplitState::WARP_SYNC && s.sync_mask == need) here |= s.mask;
@@ -77,6 +83,7 @@ VG_ON("bar.warp.sync", {
     for (Split& s : w.splits)
         if (s.state == SplitState::WARP_SYNC && s.sync_mask == need) { s.state = SplitState::RUN; ++s.pc; }
     sync_warp(c.cta, w);
+    share_waited({&w});
 })
 
 // ---- CTA barriers
@@ -107,6 +114,7 @@ inline void complete_barrier(Cta& cta, i32 id) {
     }
     join_clocks(cta, waiting);
     share_known(waiting);
+    share_waited(waiting);
     for (Warp* w : waiting) {
         for (size_t k = 0; k < b.clock.size(); ++k) w->seen[k] = std::max(w->seen[k], b.clock[k]);
         least_seen(*w);

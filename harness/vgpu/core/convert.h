@@ -43,7 +43,7 @@ inline u64 float_to_int(double x, i32 t, Round r) {
     return sign ? u64(i64(x)) : u64(x);
 }
 inline u64 float_bits(double x, i32 t, Round r, i32 flags) {
-    if (flags & SAT) x = x != x ? 0.0 : x < 0 ? 0.0 : x > 1 ? 1.0 : x + 0.0;
+    if (flags & SAT) x = x > 1 ? 1.0 : x > 0 ? x : 0.0;
     if (flags & RELU) x = x != x ? x : x > 0 ? x : 0.0;
     switch (t) {
         case C_F16: return encode(F16, x, r, false);
@@ -57,7 +57,7 @@ inline u64 float_bits(double x, i32 t, Round r, i32 flags) {
         default: return bits_as<u64>(x);
     }
 }
-inline u64 int_to_float(i64 v, u64 raw, bool sign, i32 t, Round r) {
+inline u64 int_to_float(i64 v, u64 raw, bool sign, i32 t, Round r, i32 flags) {
     const bool neg = sign && v < 0;
     const u64 mag = neg ? u64(0) - u64(v) : sign ? u64(v) : raw;
     // Round to odd at 62 bits of slack: the double keeps 53, the sticky bit makes the second rounding exact.
@@ -74,13 +74,13 @@ inline u64 int_to_float(i64 v, u64 raw, bool sign, i32 t, Round r) {
             d = std::ldexp(double(top), drop);
         }
         if (neg) d = -d;
-        return float_bits(d, t, r, 0);
+        return float_bits(d, t, r, flags);
     }
     const int drop = 11 - lz;
     u64 top = mag >> drop;
     if (mag & ((1ull << drop) - 1)) top |= 1;
     const double d = std::ldexp(double(top), drop);
-    return float_bits(neg ? -d : d, t, r, 0);
+    return float_bits(neg ? -d : d, t, r, flags);
 }
 inline u64 int_to_int(i64 v, u64 raw, bool sign, i32 t, bool sat) {
     const bool dsign = t >= C_S8;
@@ -121,7 +121,7 @@ inline void op_cvt(Warp& w, const Instr& i, u32 exec, i32 DT, i32 ST) {
             else result = float_bits(x, DT, r, flags);
         } else {
             u64 raw; const i64 v = read_int(a, ss, l, ST, raw);
-            result = is_float(DT) ? int_to_float(v, raw, ST >= C_S8, DT, r) : int_to_int(v, raw, ST >= C_S8, DT, flags & SAT);
+            result = is_float(DT) ? int_to_float(v, raw, ST >= C_S8, DT, r, flags) : int_to_int(v, raw, ST >= C_S8, DT, flags & SAT);
         }
         store_lane(d, ds, l, result);
     }
@@ -207,7 +207,7 @@ template <class G, class P> inline void op_widen2(Warp& w, const Instr& i, u32 e
     for (u32 m = exec; m; m &= m - 1) {
         const int l = __builtin_ctz(m);
         float lo = get(u8(a[l])), hi = get(u8(a[l] >> 8));
-        if (relu) { lo = lo < 0 ? 0.0f : lo; hi = hi < 0 ? 0.0f : hi; }
+        if (relu) { lo = lo <= 0 ? 0.0f : lo; hi = hi <= 0 ? 0.0f : hi; }
         row<u32>(w, i.ops[0])[l] = u32(put(hi)) << 16 | put(lo);
     }
     settle_exact(w, i.ops[0], exec, bad, 4, [&](int l) { return u32(out[l]); });
@@ -222,7 +222,7 @@ VG_ON("cvt.tf32.f32", {
     const bool relu = i.p[0] & RELU, sat = i.p[3];
     each(exec, row<u32>(w, i.ops[0]), [=](int l) {
         float x = a[l];
-        if (relu && x < 0) x = 0.0f;
+        if (relu && x <= 0) x = 0.0f;
         return x != x ? 0x7fffffffu : encode(TF32, x, r, sat) << 13;
     });
     settle(w, i.ops[0], exec, w.bad[i.ops[1]]);

@@ -50,6 +50,7 @@ VGPU_API i32 vgpu_run(const Instr* code, i32 num_instrs, const LaunchArgs* args,
     launch.stop = false;
     launch.num_ctas = i64(args->grid[0]) * args->grid[1] * args->grid[2];
     launch.records.resize(size_t(args->num_allocs));
+    launch.readers.resize(size_t(args->num_allocs));
     launch.record_locks = std::vector<std::atomic_flag>(size_t(args->num_allocs));
     for (i32 k = 0; k < args->num_allocs; ++k) {
         const Alloc& a = args->allocs[k];
@@ -66,10 +67,13 @@ VGPU_API i32 vgpu_run(const Instr* code, i32 num_instrs, const LaunchArgs* args,
     for (std::thread& t : threads) t.join();
     for (const Worker& w : workers) {
         totals[0] += w.bar_count;
+        totals[1] = std::max(totals[1], w.most_flying); totals[2] += w.flying_area; totals[3] += w.instructions;
+        totals[4] += w.benign;
         for (i32 k = 0; k < num_instrs; ++k) {
             const SiteCounters& s = w.sites[size_t(k)];
             sites[k].executed += s.executed; sites[k].lanes += s.lanes; sites[k].sectors += s.sectors;
             sites[k].lines += s.lines; sites[k].bytes += s.bytes; sites[k].conflicts += s.conflicts;
+            sites[k].flight += s.flight;
         }
     }
     const i32 n = std::min(i32(launch.faults.size()), args->options.max_faults);

@@ -96,11 +96,18 @@ VG_ON("max3.f32", { const i32 g = i.p[0]; Instr j = i; j.p[0] &= FTZ; f32_3(w, j
 VG_D2("add.f64", a + b) VG_D2("sub.f64", a - b) VG_D2("mul.f64", a * b) VG_D2("div.f64", a / b)
 VG_ON("fma.f64", { RoundingMode mode(i.p[0]); alu3<double, double, double, double>(w, i, exec, [](double a, double b, double c) { return std::fma(a, b, c); }); })
 VG_1("neg.f64", double, double, -a) VG_1("abs.f64", double, double, std::fabs(a)) VG_1("sqrt.f64", double, double, std::sqrt(a))
-VG_1("rcp.f64", double, double, 1.0 / a) VG_1("rsqrt.f64", double, double, 1.0 / std::sqrt(a))
+VG_1("rcp.f64", double, double, 1.0 / a)
 VG_2("min.f64", double, double, double, min_value(a, b)) VG_2("max.f64", double, double, double, max_value(a, b))
 // The upper half of an approximate reciprocal: relative error 2^-20 is documented, and the lower word is zero.
-VG_1("rcp.approx.f64", u64, double, bits_as<u64>(1.0 / a) & ~0xffffffffull)
-VG_1("rsqrt.approx.f64", u64, double, bits_as<u64>(1.0 / std::sqrt(a)) & ~0xffffffffull)
+template <class F> inline void upper_word(Warp& w, const Instr& i, u32 exec, F f) {
+    const bool z = i.p[0] & FTZ;
+    alu1<u64, double>(w, i, exec, [=](double a) {
+        const double r = f(z ? flush64(a) : a);
+        return bits_as<u64>(z ? flush64(r) : r) & ~0xffffffffull;
+    });
+}
+VG_ON("rcp.approx.f64", upper_word(w, i, exec, [](double a) { return 1.0 / a; });)
+VG_ON("rsqrt.approx.f64", upper_word(w, i, exec, [](double a) { return 1.0 / std::sqrt(a); });)
 
 // ---- 16-bit and packed arithmetic: exact in float or double, then one rounding
 struct H16 {

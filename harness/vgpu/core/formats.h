@@ -106,7 +106,8 @@ inline double fma_odd(double a, double b, double c) {
         return bits_as<double>(bits_as<u64>(double(s)) + ((low > 0) == (s > 0) ? 1 : u64(-1)));
     return s;
 }
+inline double flush64(double x) { return std::fabs(x) < 2.2250738585072014e-308 ? std::copysign(0.0, x) : x; }
 inline float flush(float x) { return std::fabs(x) < 1.17549435e-38f ? std::copysign(0.0f, x) : x; }
-inline float saturate01(float x) { return x != x ? 0.0f : x < 0 ? 0.0f : x > 1 ? 1.0f : x + 0.0f; }
+inline float saturate01(float x) { return x > 1 ? 1.0f : x > 0 ? x : 0.0f; }  // NaN and -0 give +0, in every rounding mode
 
 }  // namespace vgpu

@@ -5,6 +5,25 @@
 
 namespace vgpu {
 
+// 8x8 elements of 16 bits: out[row j] = column j of `in`.
+inline void transpose_8x8(const u8* in, u8* out) {
+#if defined(__x86_64__)
+    __m128i r[8], s[8];
+    for (int k = 0; k < 8; ++k) r[k] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(in) + k);
+    for (int k = 0; k < 4; ++k) { s[2 * k] = _mm_unpacklo_epi16(r[2 * k], r[2 * k + 1]); s[2 * k + 1] = _mm_unpackhi_epi16(r[2 * k], r[2 * k + 1]); }
+    for (int h = 0; h < 2; ++h) for (int k = 0; k < 2; ++k) {
+        r[4 * h + 2 * k] = _mm_unpacklo_epi32(s[4 * h + k], s[4 * h + 2 + k]);
+        r[4 * h + 2 * k + 1] = _mm_unpackhi_epi32(s[4 * h + k], s[4 * h + 2 + k]);
+    }
+    for (int k = 0; k < 4; ++k) { s[2 * k] = _mm_unpacklo_epi64(r[k], r[4 + k]); s[2 * k + 1] = _mm_unpackhi_epi64(r[k], r[4 + k]); }
+    for (int k = 0; k < 8; ++k) _mm_storeu_si128(reinterpret_cast<__m128i*>(out) + k, s[k]);
+#else
+    u16 e[8][8], t[8][8];
+    std::memcpy(e, in, 128);
+    for (int r = 0; r < 8; ++r) for (int k = 0; k < 8; ++k) t[k][r] = e[r][k];
+    std::memcpy(out, t, 128);
+#endif
+}
 // ldmatrix: ops d.., base; p: 0 space, 1 base bytes, 2 count of 8x8 matrices, 3 transposed
 VG_ON("ldmatrix", {
     if (!converge(w, exec, FULL)) return;
@@ -12,25 +31,29 @@ VG_ON("ldmatrix", {
     u64 at[32];
     const u32 rows = n == 4 ? FULL : (1u << 8 * n) - 1;
     if (!addresses(c, w, i, exec & rows, i.ops[n], i.p[1], i.imm, at)) return;
-    u8 data[32][16]; u64 invalid[32] = {}; u64 any = 0;
+    u8 data[32][16]; u64 invalid[32]; u64 any = 0;
+    u32 offset[32];
+    const u8* state = c.cta.shared_state.data();
+    bool quick = shared_rows(c, rows, i.p[0], at, offset);
+    for (u32 m = rows; m && quick; m &= m - 1) quick = settled16(state + offset[__builtin_ctz(m)]);
     for (u32 m = rows; m; m &= m - 1) {
         const int l = __builtin_ctz(m);
         Place p;
-        if ((!locate_quick(c, -1, at[l], 16, i.p[0], p) && !locate(c, w, i, l, at[l], 16, 16, i.p[0], p)) || !check_state(c, w, i, l, at[l], 16, p, invalid[l])) return;
-        if (is_shared(p)) race_shared(c, w, l, SHARED_START + u32(p.offset), 16, false, false, pc_of(c, i));
-        std::memcpy(data[l], p.data, 16);
-        any |= invalid[l];
+        if (quick) {
+            race_shared16(c, w, l, offset[l], false, pc_of(c, i));
+            std::memcpy(data[l], c.cta.shared.data() + offset[l], 16);
+        } else if ((!locate_quick(c, -1, at[l], 16, i.p[0], p) && !locate(c, w, i, l, at[l], 16, 16, i.p[0], p)) || !check_state(c, w, i, l, at[l], 16, p, invalid[l])) return;
+        else {
+            if (is_shared(p)) race_shared(c, w, l, SHARED_START + u32(p.offset), 16, false, false, pc_of(c, i));
+            std::memcpy(data[l], p.data, 16);
+            any |= invalid[l];
+        }
     }
     for (i32 k = 0; k < n; ++k) {
         u32* d = row<u32>(w, i.ops[k]);
         w.bad[i.ops[k]] = 0;
         if (!any && !i.p[3]) { std::memcpy(d, data[8 * k], 128); continue; }  // lane 4 r + m holds word m of row r
-        if (!any) {
-            u16 e[8][8];
-            std::memcpy(e, data[8 * k], 128);
-            for (int l = 0; l < 32; ++l) d[l] = u32(e[2 * (l % 4) + 1][l / 4]) << 16 | e[2 * (l % 4)][l / 4];
-            continue;
-        }
+        if (!any) { transpose_8x8(data[8 * k], reinterpret_cast<u8*>(d)); continue; }
         for (int l = 0; l < 32; ++l) {
             const int group = l / 4, member = l % 4;
             u32 v = 0, x = 0;
@@ -172,41 +195,48 @@ inline void mma_store(Warp& w, const Instr& i, const Tile& t, int nd) {
         settle(w, i.ops[r], FULL, bad);
     }
 }
-// m16n8k16 of 16-bit elements, all of them valid: what fills the time of every attention kernel.
-template <i32 T> inline void halves_of(const u32* v, float* low, float* high) {
-    for (int l = 0; l < 32; ++l) {
-        low[l] = T == M_BF16 ? bits_as<float>(v[l] << 16) : f16_to_f32(u16(v[l]));
-        high[l] = T == M_BF16 ? bits_as<float>(v[l] & 0xffff0000u) : f16_to_f32(u16(v[l] >> 16));
-    }
-}
+// m16n8k16 of 16-bit elements, all of them valid: what fills the time of every attention kernel. A register of A is 8 rows of
+// 8 elements, one of B 8 columns of 8. Columns are kept in the order 0 2 4 6 1 3 5 7: halves of a row are then what two
+// registers of C hold side by side.
+typedef float Float8 __attribute__((vector_size(32)));
+template <i32 T> inline float low_half(u32 v) { return T == M_BF16 ? bits_as<float>(v << 16) : f16_to_f32(u16(v)); }
+template <i32 T> inline float high_half(u32 v) { return T == M_BF16 ? bits_as<float>(v & 0xffff0000u) : f16_to_f32(u16(v >> 16)); }
 template <i32 T> inline void mma_16816(Warp& w, const Instr& i) {
-    float a[16][16], b[16][8], c[16][8], low[32], high[32];
+    alignas(32) float a[16][16];
+    alignas(32) u32 words[8][8];
+    alignas(32) float b[16][8];
     for (int r = 0; r < 4; ++r) {
-        halves_of<T>(row<u32>(w, i.ops[4 + r]), low, high);
-        for (int l = 0; l < 32; ++l) {
-            float* at = &a[l / 4 + 8 * (r & 1)][2 * (l % 4) + 8 * (r >> 1)];
-            at[0] = low[l]; at[1] = high[l];
+        const u32* v = row<u32>(w, i.ops[4 + r]);
+        for (int g = 0; g < 8; ++g) {
+            float* at = &a[g + 8 * (r & 1)][8 * (r >> 1)];
+            for (int m = 0; m < 4; ++m) { at[2 * m] = low_half<T>(v[4 * g + m]); at[2 * m + 1] = high_half<T>(v[4 * g + m]); }
         }
     }
     for (int r = 0; r < 2; ++r) {
-        halves_of<T>(row<u32>(w, i.ops[8 + r]), low, high);
-        for (int l = 0; l < 32; ++l) { b[2 * (l % 4) + 8 * r][l / 4] = low[l]; b[2 * (l % 4) + 8 * r + 1][l / 4] = high[l]; }
+        const u32* v = row<u32>(w, i.ops[8 + r]);
+        for (int n = 0; n < 8; ++n) for (int m = 0; m < 4; ++m) words[4 * r + m][(n & 1) * 4 + n / 2] = v[4 * n + m];
     }
-    for (int e = 0; e < 4; ++e) {
-        const float* v = row<float>(w, i.ops[10 + e]);
-        for (int l = 0; l < 32; ++l) c[l / 4 + 8 * (e >> 1)][2 * (l % 4) + (e & 1)] = v[l];
+    for (int k = 0; k < 8; ++k) for (int n = 0; n < 8; ++n) { b[2 * k][n] = low_half<T>(words[k][n]); b[2 * k + 1][n] = high_half<T>(words[k][n]); }
+    Float8 c[16];
+    for (int r = 0; r < 16; ++r) {
+        std::memcpy(&c[r], row<float>(w, i.ops[10 + 2 * (r / 8)]) + 4 * (r % 8), 16);
+        std::memcpy(reinterpret_cast<u8*>(&c[r]) + 16, row<float>(w, i.ops[11 + 2 * (r / 8)]) + 4 * (r % 8), 16);
+    }
+    for (int r = 0; r < 16; r += 8) {
+        Float8 acc[8] = {};
+        for (int k = 0; k < 16; ++k) {
+            Float8 column;
+            std::memcpy(&column, b[k], 32);
+#pragma GCC unroll 8
+            for (int j = 0; j < 8; ++j) acc[j] += a[r + j][k] * column;
+        }
+        for (int j = 0; j < 8; ++j) c[r + j] += acc[j];
     }
     for (int r = 0; r < 16; ++r) {
-        float acc[8];
-        for (int n = 0; n < 8; ++n) acc[n] = 0;
-        for (int k = 0; k < 16; ++k) for (int n = 0; n < 8; ++n) acc[n] += a[r][k] * b[k][n];
-        for (int n = 0; n < 8; ++n) c[r][n] += acc[n];
+        std::memcpy(row<float>(w, i.ops[2 * (r / 8)]) + 4 * (r % 8), &c[r], 16);
+        std::memcpy(row<float>(w, i.ops[1 + 2 * (r / 8)]) + 4 * (r % 8), reinterpret_cast<u8*>(&c[r]) + 16, 16);
     }
-    for (int e = 0; e < 4; ++e) {
-        float* v = row<float>(w, i.ops[e]);
-        for (int l = 0; l < 32; ++l) v[l] = c[l / 4 + 8 * (e >> 1)][2 * (l % 4) + (e & 1)];
-        w.bad[i.ops[e]] = 0;
-    }
+    for (int e = 0; e < 4; ++e) w.bad[i.ops[e]] = 0;
 }
 // Products are exact in float for all but tf32 (22 bits, exact too). Sums of one instruction are taken in double and rounded
 // once, or in fp32 on the quick path: both at least as precise as the tensor cores' aligned and truncated sums.

@@ -1,6 +1,6 @@
-// Addresses, bounds, initialised bytes, counters; loads and stores in every space.
+// Addresses, bounds, initialised bytes; loads and stores in every space.
 #pragma once
-#include "race.h"
+#include "counters.h"
 
 namespace vgpu {
 
@@ -25,6 +25,23 @@ inline void change_bits(u8* map, u64 offset, i32 n, u64 set, u64 clear) {
         if (off && (__atomic_load_n(at, __ATOMIC_RELAXED) & off)) __atomic_fetch_and(at, u8(~off), __ATOMIC_RELAXED);
         k += take;
     }
+}
+// memcpy and memcmp of the sizes that accesses have, without a call.
+inline void copy_bytes(void* to, const void* from, i32 n) {
+    switch (n) {
+        case 1: std::memcpy(to, from, 1); return;
+        case 2: std::memcpy(to, from, 2); return;
+        case 4: std::memcpy(to, from, 4); return;
+        case 8: std::memcpy(to, from, 8); return;
+        case 16: std::memcpy(to, from, 16); return;
+        default: std::memcpy(to, from, size_t(n));
+    }
+}
+inline bool same_bytes(const void* a, const void* b, i32 n) {
+    u64 x[2] = {}, y[2] = {};
+    if (n > 16) return !std::memcmp(a, b, size_t(n));
+    copy_bytes(x, a, n); copy_bytes(y, b, n);
+    return x[0] == y[0] && x[1] == y[1];
 }
 inline u64 all_ones(i32 n) { return n >= 64 ? ~0ull : (1ull << n) - 1; }
 
@@ -66,6 +83,8 @@ inline bool locate(Ctx& c, Warp& w, const Instr& i, i32 lane, u64 address, i32 s
         if (a->freed) return fault_at(c, w, USE_AFTER_FREE, i, lane, address, size, space, a->index);
         const u64 offset = address - a->base;
         if (a->gaps && bits_at(a->gaps, offset, size)) return fault_at(c, w, OUT_OF_BOUNDS, i, lane, address, size, space, a->index);
+        if (a->pending_written && !(w.waited >> lane & 1) && bits_at(a->pending_written, offset, size))
+            return fault_at(c, w, PROGRAMMATIC_ORDER, i, lane, address, size, space, a->index);
         cached = i32(a - c.launch.args.allocs);
         out = {a->host + offset, a, offset, nullptr, 0};
         return true;
@@ -95,7 +114,7 @@ inline bool locate_quick(Ctx& c, i32 site_alloc, u64 address, i32 size, i32 spac
     if (space != GLOBAL || site_alloc < 0) return false;
     Alloc& a = c.launch.args.allocs[site_alloc];
     const u64 offset = address - a.base;
-    if (offset >= a.size || offset + u64(size) > a.size || a.freed || a.gaps) return false;
+    if (offset >= a.size || offset + u64(size) > a.size || a.freed || a.gaps || a.pending_written) return false;
     out = {a.host + offset, &a, offset, nullptr, 0};
     return true;
 }
@@ -111,67 +130,6 @@ inline bool addresses(Ctx& c, Warp& w, const Instr& i, u32 exec, i32 op, i32 wid
     if (width == 8) { const u64* a = row<u64>(w, op); for (int l = 0; l < 32; ++l) out[l] = a[l] + u64(offset); }
     else { const u32* a = row<u32>(w, op); for (int l = 0; l < 32; ++l) out[l] = u32(a[l] + u32(offset)); }
     return true;
-}
-
-// ---- counters
-inline u32 count_distinct(u64* ids, int n) {
-    bool sorted = true;
-    u32 distinct = n > 0;
-    for (int k = 1; k < n; ++k) { if (ids[k] < ids[k - 1]) { sorted = false; break; } distinct += ids[k] != ids[k - 1]; }
-    if (sorted) return distinct;
-    std::sort(ids, ids + n);
-    return u32(std::unique(ids, ids + n) - ids);
-}
-inline void count_global(Ctx& c, const Instr& i, u32 exec, const u64* address, i32 size) {
-    SiteCounters& s = site(c, i);
-    u64 ids[64]; int n = 0;
-    for (u32 m = exec; m; m &= m - 1) {
-        const u64 a = address[__builtin_ctz(m)];
-        ids[n++] = a >> 5;
-        if ((a + u64(size) - 1) >> 5 != a >> 5) ids[n++] = (a + u64(size) - 1) >> 5;
-    }
-    s.sectors += count_distinct(ids, n);
-    for (int k = 0; k < n; ++k) ids[k] >>= 2;
-    s.lines += count_distinct(ids, n);
-    s.bytes += u64(__builtin_popcount(exec)) * u64(size);
-}
-// Extra passes over the 32 banks of 4 bytes: lanes are served in groups of 128 bytes; one word is broadcast to many.
-inline void count_shared16(SiteCounters& s, u32 exec, const u64* address) {  // 16 bytes a lane: eight lanes a pass
-    for (int from = 0; from < 32; from += 8) {
-        u32 row[8]; u8 column[8], times[8] = {}; int n = 0; u32 worst = 1;
-        for (int l = from; l < from + 8; ++l) {
-            if (!(exec >> l & 1)) continue;
-            const u32 r = u32(address[l] >> 7); const u8 col = u8(address[l] >> 4 & 7);
-            bool seen = false;
-            for (int k = 0; k < n && !seen; ++k) seen = row[k] == r && column[k] == col;
-            if (seen) continue;
-            row[n] = r; column[n++] = col;
-            worst = std::max(worst, u32(++times[col]));
-        }
-        s.conflicts += worst - 1;
-    }
-}
-inline void count_shared(Ctx& c, const Instr& i, u32 exec, const u64* address, i32 size) {
-    SiteCounters& s = site(c, i);
-    s.bytes += u64(__builtin_popcount(exec)) * u64(size);
-    if (size == 16) return count_shared16(s, exec, address);
-    const int words = std::max(1, size / 4), group = 32 / words;
-    bool consecutive = exec == FULL;
-    for (int l = 1; l < 32 && consecutive; ++l) consecutive = address[l] == address[l - 1] + u64(size);
-    if (consecutive && size >= 4) return;
-    for (int from = 0; from < 32; from += group) {
-        u32 held[32][32]; u8 n[32] = {}; u32 worst = 1;
-        for (int l = from; l < from + group; ++l) {
-            if (!(exec >> l & 1)) continue;
-            for (int k = 0; k < words; ++k) {
-                const u32 word = u32(address[l] >> 2) + u32(k), bank = word & 31;
-                bool seen = false;
-                for (int j = 0; j < n[bank] && !seen; ++j) seen = held[bank][j] == word;
-                if (!seen) { held[bank][n[bank]++] = word; worst = std::max(worst, u32(n[bank])); }
-            }
-        }
-        s.conflicts += worst - 1;
-    }
 }
 
 // Invalid bytes of memory, as a mask; a byte that an asynchronous copy has yet to fill is a fault.
@@ -196,10 +154,60 @@ inline bool check_state(Ctx& c, Warp& w, const Instr& i, i32 lane, u64 address, 
     return true;
 }
 inline void note_read(const Place& p, i32 size) {
+    if (size == 16 && p.alloc && p.alloc->read && !(p.offset & 15)) {  // whole bytes of the map: no read-modify-write
+        u16* at = reinterpret_cast<u16*>(p.alloc->read + (p.offset >> 3));
+        if (__atomic_load_n(at, __ATOMIC_RELAXED) != 0xffff) __atomic_store_n(at, u16(0xffff), __ATOMIC_RELAXED);
+        return;
+    }
     if (p.alloc && p.alloc->read && bits_at(p.alloc->read, p.offset, size) != all_ones(size)) change_bits(p.alloc->read, p.offset, size, all_ones(size), 0);
 }
 
-enum MemFlags : i32 { STRONG = 1, ACQUIRE = 2, RELEASE = 4 };
+// `race_shared` of 16 aligned bytes that are no atomic's, without the call where nothing is in doubt.
+inline void race_shared16(Ctx& c, Warp& w, i32 lane, u32 offset, bool write, i32 pc) {
+    if (!c.launch.args.options.check_races) return;
+    WordRecord& record = c.cta.chunks[offset / 16];
+    if (!race_word_quick(w, lane, record, c.cta.time, write, pc)) race_shared(c, w, lane, SHARED_START + offset, 16, write, false, pc);
+}
+// Offsets into shared memory where all lanes of `exec` touch 16 aligned bytes there, as a generic or shared address.
+inline bool shared_rows(const Ctx& c, u32 exec, i32 space, const u64* address, u32* offset) {
+    const u64 base = space == SHARED ? 0 : SHARED_WINDOW, size = c.cta.shared.size();
+    if ((space != SHARED && space != GENERIC) || size < 16) return false;
+    u64 worst = 0, low = 0;
+    for (u32 m = exec; m; m &= m - 1) {
+        const int l = __builtin_ctz(m);
+        const u64 at = address[l] - base - SHARED_START;
+        worst = std::max(worst, at); low |= at;
+        offset[l] = u32(at);
+    }
+    return worst <= size - 16 && !(low & 15);
+}
+// Whether 16 bytes of state say: initialised, and no asynchronous copy on its way.
+inline bool settled16(const u8* state) {
+    u64 x, y;
+    std::memcpy(&x, state, 8); std::memcpy(&y, state + 8, 8);
+    return x == 0x0101010101010101ull && y == x;
+}
+
+enum MemFlags : i32 { STRONG = 1, ACQUIRE = 2, RELEASE = 4, CTA_SCOPE = 8 };
+
+// What orders accesses is a variable of shared or global memory, by its address there; local memory orders nothing.
+inline bool sync_variable(u64& address, i32 space) {
+    if (space == LOCAL || (space == GENERIC && address - LOCAL_WINDOW < WINDOW_BYTES)) return false;
+    if (space == GENERIC && address - SHARED_WINDOW < WINDOW_BYTES) address -= SHARED_WINDOW;
+    return true;
+}
+// A strong store or atomic, before it writes; a strong load or atomic, after it has read. Both under the atomics' lock.
+inline void release_at(Ctx& c, Warp& w, u64 address, i32 space, i32 flags) {
+    if (!sync_variable(address, space)) return;
+    release_in_cta(c, w, address, flags & RELEASE);
+    if (address >= WINDOW_BYTES && !(flags & CTA_SCOPE)) release_to(c, w, address, flags & RELEASE);
+}
+inline void acquire_at(Ctx& c, Warp& w, u64 address, i32 space, i32 flags) {
+    if (!sync_variable(address, space)) return;
+    if (!(flags & ACQUIRE)) return observe(w, address);
+    acquire_in_cta(c, w, address);
+    if (address >= WINDOW_BYTES && !(flags & CTA_SCOPE)) acquire_from(c, w, address);
+}
 
 // ld: ops = d0.. dn-1, base. p: 0 space, 1 base bytes, 2 element bytes, 3 count, 4 register bytes, 5 signed, 6 MemFlags.
 inline void op_ld(Ctx& c, Warp& w, const Instr& i, u32 exec) {
@@ -227,10 +235,10 @@ inline void op_ld(Ctx& c, Warp& w, const Instr& i, u32 exec) {
         }
         any |= invalid[l];
     }
-    if (i.p[6] & ACQUIRE) {
+    if (strong) {
         SpinLock lock(c.launch.atomics);
-        for (u32 m = exec; m; m &= m - 1) acquire_from(c, w, at[first_lane(m)]);
-    } else if (strong && global) for (u32 m = exec; m; m &= m - 1) observe(w, at[first_lane(m)]);
+        for (u32 m = exec; m; m &= m - 1) acquire_at(c, w, at[first_lane(m)], i.p[0], i.p[6]);
+    }
     for (i32 e = 0; e < n; ++e) {
         const i32 d = i.ops[e];
         u8* out = row<u8>(w, d);
@@ -240,9 +248,9 @@ inline void op_ld(Ctx& c, Warp& w, const Instr& i, u32 exec) {
         } else for (u32 m = exec; m; m &= m - 1) {
             const int l = __builtin_ctz(m);
             u64 v = 0;
-            std::memcpy(&v, place[l].data + e * eb, size_t(eb));
+            copy_bytes(&v, place[l].data + e * eb, eb);
             if (i.p[5] && eb < rb && v >> (eb * 8 - 1) & 1) v |= ~0ull << (eb * 8);
-            std::memcpy(out + l * rb, &v, size_t(rb));
+            copy_bytes(out + l * rb, &v, rb);
         }
         w.bad[d] &= ~exec;
         if (any) for (u32 m = exec; m; m &= m - 1) {
@@ -253,7 +261,7 @@ inline void op_ld(Ctx& c, Warp& w, const Instr& i, u32 exec) {
         }
     }
     if (shared) count_shared(c, i, exec, at, size);
-    if (global) count_global(c, i, exec, at, size);
+    if (global) start_load(c, w, pc_of(c, i), 32 * count_global(c, i, exec, at, size));
 }
 VG_ON("ld", op_ld(c, w, i, exec);)
 
@@ -262,17 +270,19 @@ inline bool write_bytes(Ctx& c, Warp& w, const Instr& i, i32 lane, u64 address, 
     if (p.alloc) {
         Alloc& a = *p.alloc;
         if (a.access == IN || a.access == CONSTANT) return fault_at(c, w, MUTATED_INPUT, i, lane, address, size, GLOBAL, a.index);
+        if (a.pending_read && !(w.waited >> lane & 1) && bits_at(a.pending_read, p.offset, size))
+            return fault_at(c, w, PROGRAMMATIC_ORDER, i, lane, address, size, GLOBAL, a.index);
         if (invalid && a.access != WORKSPACE) report(c, UNINIT_OUTPUT, pc_of(c, i), thread_of(w, lane), address, a.index, size, GLOBAL);
-        race_global(c, w, lane, a, p.offset, size, true, strong, pc_of(c, i), !std::memcmp(p.data, data, size_t(size)));
-        std::memcpy(p.data, data, size_t(size));
+        race_global(c, w, lane, a, p.offset, size, true, strong, pc_of(c, i), same_bytes(p.data, data, size));
+        copy_bytes(p.data, data, size);
         if (a.init) change_bits(a.init, p.offset, size, ~invalid & all_ones(size), invalid);
         if (a.written) change_bits(a.written, p.offset, size, all_ones(size), 0);
         return true;
     }
     for (i32 k = 0; k < size; ++k)
         if (p.state[k] & 2) return fault_at(c, w, ASYNC_UNWAITED, i, lane, address + u64(k), size, SHARED);
-    if (is_shared(p)) race_shared(c, w, lane, SHARED_START + u32(p.offset), size, true, strong, pc_of(c, i), !std::memcmp(p.data, data, size_t(size)));
-    std::memcpy(p.data, data, size_t(size));
+    if (is_shared(p)) race_shared(c, w, lane, SHARED_START + u32(p.offset), size, true, strong, pc_of(c, i), same_bytes(p.data, data, size));
+    copy_bytes(p.data, data, size);
     if (!invalid) std::memset(p.state, 1, size_t(size));
     else for (i32 k = 0; k < size; ++k) p.state[k] = invalid >> k & 1 ? 0 : 1;
     return true;
@@ -287,9 +297,9 @@ inline void op_st(Ctx& c, Warp& w, const Instr& i, u32 exec) {
     for (i32 e = 0; e < n; ++e) bad |= w.bad[i.ops[1 + e]];
     bool shared = false, global = false;
     const bool strong = i.p[6] & STRONG;
-    if (strong && i.p[0] != SHARED && i.p[0] != LOCAL) {
+    if (strong) {
         SpinLock lock(c.launch.atomics);
-        for (u32 m = exec; m; m &= m - 1) release_to(c, w, at[first_lane(m)], i.p[6] & RELEASE);
+        for (u32 m = exec; m; m &= m - 1) release_at(c, w, at[first_lane(m)], i.p[0], i.p[6]);
     }
     for (u32 m = exec; m; m &= m - 1) {
         const int l = __builtin_ctz(m);
@@ -301,7 +311,7 @@ inline void op_st(Ctx& c, Warp& w, const Instr& i, u32 exec) {
         u64 invalid = 0;
         for (i32 e = 0; e < n; ++e) {
             if (eb == 4 && rb == 4) std::memcpy(data + e * 4, row<u32>(w, i.ops[1 + e]) + l, 4);
-            else std::memcpy(data + e * eb, row<u8>(w, i.ops[1 + e]) + l * rb, size_t(eb));
+            else copy_bytes(data + e * eb, row<u8>(w, i.ops[1 + e]) + l * rb, eb);
             if (bad >> l & 1) invalid |= u64(invalid_bytes(w, i.ops[1 + e], l) & lane_bytes_mask(eb)) << e * eb;
         }
         if (!write_bytes(c, w, i, l, at[l], p, data, size, invalid, strong)) return;
@@ -319,7 +329,7 @@ VG_ON("ld.param", {
         std::memcpy(&v, c.launch.args.params + i.imm + e * eb, size_t(eb));
         if (i.p[5] && eb < rb && v >> (eb * 8 - 1) & 1) v |= ~0ull << (eb * 8);
         u8* out = row<u8>(w, i.ops[e]);
-        for (u32 m = exec; m; m &= m - 1) std::memcpy(out + first_lane(m) * rb, &v, size_t(rb));
+        for (u32 m = exec; m; m &= m - 1) copy_bytes(out + first_lane(m) * rb, &v, rb);
         w.bad[i.ops[e]] &= ~exec;
     }
 })

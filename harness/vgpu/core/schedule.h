@@ -64,7 +64,10 @@ inline bool run_warp(Ctx& c, Warp& w, i32 budget) {
             exec &= i.guard_negated ? ~p : p;
         }
         --budget;
+        ++c.cta.clock;
         if (exec) {
+            if (i.waits && !w.loads.empty())
+                for (i32 k = c.launch.args.use_starts[w.pc]; k < c.launch.args.use_starts[w.pc + 1]; ++k) land_load(c, w, c.launch.args.uses[k]);
             SiteCounters& s = sites[w.pc];
             ++s.executed; s.lanes += u64(__builtin_popcount(exec));
             i.fn(c, w, i, exec);
@@ -126,10 +129,12 @@ inline void start_cta(const Launch& launch, Cta& cta, i64 linear) {
     cta.chunks.assign(a.options.check_races ? (shared + 15) / 16 : 0, WordRecord{});
     cta.words.resize(cta.chunks.size() * 4);  // filled when a chunk is split
     cta.bytes.clear();
+    cta.released.clear();
+    cta.reader_times.clear();
     for (Barrier& b : cta.barriers) b = Barrier{0, 0, -1, {}, 0, true, false};
     cta.time = 1;
     cta.failed = false;
-    cta.executed = 0;
+    cta.executed = cta.clock = cta.flying = cta.most_flying = 0;
     cta.warps.assign(nw, Warp{});
     u8* base = cta.memory.data() + (64 - reinterpret_cast<uintptr_t>(cta.memory.data()) % 64) % 64;
     for (size_t k = 0; k < nw; ++k) {
@@ -155,7 +160,15 @@ inline void report_stuck(Ctx& c, i32 kind) {
                 const bool bar = c.launch.code[s.pc].fn == registry()["bar"];
                 what = bar ? DIVERGENT_BARRIER : DIVERGENT_SYNC;
             }
-            report(c, what, s.pc, thread_of(w, first_lane(s.mask)));
+            // once per place: the address tells the limit, the other thread how many warps are there
+            i32 here = 0;
+            for (const Warp& v : c.cta.warps) {
+                bool stuck = false;
+                for (const Split& t : v.splits) stuck |= t.pc == s.pc && t.mask & v.live;
+                here += stuck;
+            }
+            const u64 limit = kind == ENDLESS_LOOP ? c.launch.args.options.max_warp_instructions : 0;
+            report(c, what, s.pc, thread_of(w, first_lane(s.mask)), limit, -1, 0, 0, here);
         }
     c.cta.failed = true;
 }
@@ -212,6 +225,8 @@ inline void run_grid(Launch& launch, Worker& worker) {
         for (size_t k = 0; k < resident.size() && !launch.stop; ++k) {
             Ctx c{launch, *resident[k], worker};
             if (run_cta(c, turn) == Outcome::MORE) { waiting = true; continue; }
+            worker.most_flying = std::max(worker.most_flying, resident[k]->most_flying);
+            worker.instructions += resident[k]->executed;
             spare.push_back(std::move(resident[k]));
             resident.erase(resident.begin() + i64(k)); --k;
         }

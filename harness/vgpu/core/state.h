@@ -1,6 +1,7 @@
 // Data of a launch: the decoded program, memory, CTAs and warps. Plain C layouts are shared with ctypes (`native.py`).
 #pragma once
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cfenv>
 #include <cmath>
@@ -30,7 +31,9 @@ using Handler = void (*)(Ctx&, Warp&, const Instr&, u32);
 // One decoded instruction. `ops` are register rows in units; meaning of `p`, `imm` by handler.
 struct Instr {
     union { Handler fn; i64 key; };
-    i32 guard, guard_negated, num_ops, target;
+    i32 guard;
+    i16 guard_negated, waits;   // waits: reads what a global load has written
+    i32 num_ops, target;
     i32 ops[MAX_OPS];
     i32 p[NUM_P];
     i64 imm;
@@ -49,11 +52,14 @@ struct Alloc {
     u8* read;      // bytes that were read
     u8* written;   // bytes that were written
     i32 access, granule, freed, index;
+    // Bytes that the previous kernel wrote and read, where this one may start before it has ended; null elsewhere.
+    u8 *pending_written, *pending_read;
 };
 
 enum FaultKind : i32 {
     OUT_OF_BOUNDS = 1, MISALIGNED, USE_AFTER_FREE, UNINIT_BRANCH, UNINIT_ADDRESS, UNINIT_OUTPUT, RACE_SHARED, RACE_GLOBAL,
     DIVERGENT_BARRIER, BARRIER_MISUSE, DEADLOCK, ENDLESS_LOOP, ASYNC_UNWAITED, MUTATED_INPUT, TRAP, DIVERGENT_SYNC, UNINIT_OPERAND,
+    PROGRAMMATIC_ORDER = 19,
 };
 
 struct Fault {
@@ -63,12 +69,14 @@ struct Fault {
     i32 alloc, size, space, other_pc;
 };
 
-struct SiteCounters { u64 executed, lanes, sectors, lines, bytes, conflicts; };
+// flight: bytes asked for x instructions that the block issued until they were waited for.
+struct SiteCounters { u64 executed, lanes, sectors, lines, bytes, conflicts, flight; };
+struct FlyingLoad { i32 load; u32 bytes; u64 since; };
 
 struct Options {
     i32 num_threads, reverse_warps, reverse_ctas, async_early, check_races, max_faults, quantum, cooperative;
     u64 max_warp_instructions;
-    i32 shuffle_seed, reserved;
+    i32 shuffle_seed, strict_stores;
 };
 
 struct LaunchArgs {
@@ -82,6 +90,8 @@ struct LaunchArgs {
     Alloc* allocs;              // sorted by base
     i32 num_allocs, reserved;
     Options options;
+    const i32* use_starts;      // [num_instrs + 1]: by instruction with `waits`, its part of `uses`
+    const i32* uses;            // global loads whose result it is, or may be, the first to read
 };
 
 enum SpecialId { TID_X, TID_Y, TID_Z, NTID_X, NTID_Y, NTID_Z, CTAID_X, CTAID_Y, CTAID_Z, NCTAID_X, NCTAID_Y, NCTAID_Z,
@@ -97,7 +107,7 @@ constexpr u32 SHARED_START = 1024, LOCAL_START = 256;  // below these nothing is
 enum class SplitState : u8 { RUN, CONVERGE, BARRIER, WARP_SYNC };
 struct Split { i32 pc; u32 mask; SplitState state; i32 barrier; u32 sync_mask; i32 reduce, dst; };
 
-struct AsyncCopy { u32 dst; u8 size, src_size, lane; i32 pc; u64 src; i64 group; u8 data[16]; u16 valid; };
+struct AsyncCopy { u32 dst; u8 size, src_size, lane; i32 pc; u64 src; i64 group; u64 since; u8 data[16]; u16 valid; };
 
 using Known = std::map<u64, std::vector<u32>>;  // by CTA: time of each of its warps
 
@@ -117,10 +127,13 @@ struct Warp {
     i64 groups[32];                  // cp.async groups committed so far, by lane
     u32 carry;                       // CC.CF by lane
     std::vector<u32> fenced;         // by warp: what the fences before now have made ready to be released; empty: none
+    std::vector<u32> fenced_cta;     // the same of fences of any scope: for the threads of this CTA
     std::vector<u64> observed;       // synchronising variables read since the last fence, which acquires from them
+    u32 waited;                      // lanes for which griddepcontrol.wait has ordered the previous kernel
     std::shared_ptr<const Known> known;  // accesses of other CTAs that happened before now
     std::vector<u32> seen;           // race detection: accesses of each warp up to this time happened before
     u32 seen_by_all;                 // the least of `seen`
+    std::vector<FlyingLoad> loads;   // global loads in flight
 };
 
 struct Barrier { i32 expected, arrived, pc; std::vector<u32> clock; i32 count; bool all, any; };
@@ -128,7 +141,9 @@ struct Barrier { i32 expected, arrived, pc; std::vector<u32> clock; i32 count; b
 struct WordRecord { u32 writer_time, reader_time, reader_warps; u16 writer; u8 reader_lane, flags; i32 writer_pc, reader_pc; };
 
 struct GlobalRecord { u32 cta; u32 time; u16 thread; u16 flags; i32 pc; };
-struct GlobalRecords { GlobalRecord write, read; };
+struct GlobalRecords { GlobalRecord write, read; u32 more; };  // more: 1 + index of the set of further readers, or 0
+using Readers = std::vector<GlobalRecord>;
+struct ReaderSets { std::vector<Readers> sets; std::vector<u32> free; };
 
 struct Cta {
     i64 linear;
@@ -139,11 +154,15 @@ struct Cta {
     std::vector<u8> inv;
     std::vector<u8> shared, shared_state;   // state: bit 0 initialised, bit 1 cp.async on its way
     std::vector<u8> local, local_state;
+    std::map<u64, std::vector<u32>> released;  // by synchronising variable: what a thread of this CTA has released there
+    std::unordered_map<const WordRecord*, std::array<u32, 32>> reader_times;  // of each warp, where they differ
     std::vector<WordRecord> chunks, words, bytes;  // of 16, 4 and 1 bytes; the finer ones count where a coarser is split
     Barrier barriers[16];
     u32 time;
     bool failed, progress;
     u64 executed;
+    u64 clock;                // instructions issued
+    u64 flying, most_flying;  // bytes on their way from global memory
 };
 
 struct Launch {
@@ -157,6 +176,7 @@ struct Launch {
     std::unordered_map<u64, int> fault_index;
     std::atomic_flag atomics = ATOMIC_FLAG_INIT;
     std::vector<std::unique_ptr<GlobalRecords[]>> records;  // by allocation, for those that can be written
+    std::vector<ReaderSets> readers;                        // by allocation; under its lock
     std::vector<std::atomic_flag> record_locks;
     std::map<u64, Known> released;  // by address of a synchronising variable; under `atomics`
     i64 num_ctas;
@@ -165,7 +185,8 @@ struct Launch {
 struct Worker {
     std::vector<SiteCounters> sites;
     std::vector<i32> site_alloc;
-    u64 bar_count = 0;
+    u64 bar_count = 0, most_flying = 0, flying_area = 0, instructions = 0;
+    u64 benign = 0;  // unordered stores of the value that is there already
 };
 
 struct Ctx { Launch& launch; Cta& cta; Worker& worker; };

@@ -13,6 +13,17 @@ VG_ON("shfl", {
     u32 a[32]; u8 invalid[32]; u32 in_range = 0, bad = 0;
     std::memcpy(a, row<u32>(w, i.ops[2]), sizeof a);
     const u32 *b = row<u32>(w, i.ops[3]), *cc = row<u32>(w, i.ops[4]);
+    if (i.p[0] == BFLY && exec == FULL && !w.bad[i.ops[2]]) {  // a butterfly over the whole warp
+        u32 other = 0;
+        for (i32 l = 0; l < 32; ++l) other |= (b[l] ^ b[0]) | (cc[l] ^ 31u);
+        if (!other) {
+            u32* d = row<u32>(w, i.ops[0]);
+            const u32 by = b[0] & 31;
+            for (u32 l = 0; l < 32; ++l) d[l] = a[l ^ by];
+            w.bad[i.ops[0]] = 0;
+            return set_pred(w, i.ops[1], exec, FULL, 0);
+        }
+    }
     u32 out[32];
     const u32 source_bad = w.bad[i.ops[2]];
     for (i32 l = 0; l < 32; ++l) {

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
-from vgpu_pairs import Pair, check_pair, ints
+from vgpu_pairs import Pair, ints
 
 from pagedtune.harness.vgpu.report import FaultKind as F
 from pagedtune.harness.vgpu.virtual_gpu import VirtualGpuOptions
@@ -71,6 +70,14 @@ bar.sync 0;
 {read}
 add.s64 %rd12, %rd1, %rd10;
 st.u32 [%rd12], %r1;
+"""
+ASYNC = """mov.u32 %r3, s;
+mul.wide.u32 %rd10, %r60, 4;
+add.s64 %rd11, %rd0, %rd10;
+cvt.u32.u64 %r2, %rd10;
+add.s32 %r4, %r3, %r2;
+cp.async.ca.shared.global [%r4], [%rd11{offset}], 4; // FAULT
+cp.async.wait_all;
 """
 PAIRS = {
     "load past the end": Pair(
@@ -212,17 +219,61 @@ PAIRS = {
         "atom.global.add.u32 %r1, [%rd0], 1;\nsetp.eq.u32 %p1, %r1, 31;\n@%p1 st.global.u32 [%rd1], %r1; // FAULT\n",
         "atom.global.add.u32 %r1, [%rd0], 1;\nsetp.eq.u32 %p1, %r1, 31;\n@%p1 st.global.u32 [%rd1], %r1;\n",
         lambda: {"w": torch.empty(1, dtype=torch.int32), "o": (torch.empty(1, dtype=torch.int32), OUT)},
+        twin_arguments=lambda: {"w": (ints(0), INOUT), "o": (torch.empty(1, dtype=torch.int32), OUT)},
+    ),
+    "local variable that nobody has written": Pair(
+        F.UNINITIALISED_OUTPUT,
+        LOCAL.format(read="ld.local.u32 %r1, [%rd20+4];").replace("[%rd12], %r1;", "[%rd12], %r1; // FAULT"),
+        LOCAL.format(read="ld.local.u32 %r1, [%rd20];"),
+        copy32,
+    ),
+    "misaligned local": Pair(
+        F.MISALIGNED,
+        LOCAL.format(read="ld.local.u32 %r1, [%rd20+2]; // FAULT"),
+        LOCAL.format(read="ld.local.u32 %r1, [%rd20];"),
+        copy32,
+        says="local",
+    ),
+    "atomic past the end": Pair(
+        F.OUT_OF_BOUNDS,
+        "mov.u32 %r1, 0;\nred.global.add.u32 [%rd0+128], 1; // FAULT\n" + copy(load=""),
+        "mov.u32 %r1, 0;\nred.global.add.u32 [%rd0+124], 1;\n" + copy(load=""),
+        lambda: {"x": (torch.zeros(32, dtype=torch.int32), INOUT), "o": (torch.empty(32, dtype=torch.int32), OUT)},
+        says="past the end of x",
+    ),
+    "store to freed memory": Pair(
+        F.USE_AFTER_FREE,
+        copy(store="st.global.u32 [%rd12], %r1; // FAULT"),
+        GOOD,
+        copy32,
+        options=VirtualGpuOptions(num_threads=1, freed=frozenset({"o"})),
+    ),
+    "asynchronous copy from past the end": Pair(
+        F.OUT_OF_BOUNDS,
+        ASYNC.format(offset="+4") + "\n" + copy(load="ld.shared.u32 %r1, [%r4];"),
+        ASYNC.format(offset="").replace(" // FAULT", "") + "\n" + copy(load="ld.shared.u32 %r1, [%r4];"),
+        copy32,
+        SHARED,
+        says="past the end of x",
+    ),
+    "store to constant memory": Pair(
+        F.MUTATED_INPUT,
+        "mov.u64 %rd20, table;\nmov.u32 %r1, 5;\nst.u32 [%rd20], %r1; // FAULT\n" + copy(load=""),
+        "ld.const.u32 %r1, [table];\n" + copy(load=""),
+        copy32,
+        ".const .align 4 .u32 table[1] = {5};",
+        says="table",
+    ),
+    "shuffle distance that nobody has set": Pair(
+        F.UNINITIALISED_OPERAND,
+        "shfl.sync.bfly.b32 %r1, %r60, %r20, 31, -1; // FAULT\n" + copy(load=""),
+        "mov.u32 %r20, 1;\nshfl.sync.bfly.b32 %r1, %r60, %r20, 31, -1;\n" + copy(load=""),
+        copy32,
+    ),
+    "member mask that nobody has set": Pair(
+        F.UNINITIALISED_OPERAND,
+        "redux.sync.add.u32 %r1, %r60, %r20; // FAULT\n" + copy(load=""),
+        "mov.u32 %r20, -1;\nredux.sync.add.u32 %r1, %r60, %r20;\n" + copy(load=""),
+        copy32,
     ),
 }
-# The twin of the last pair needs a zeroed counter: it is an input-output of the launch.
-TWIN_ARGUMENTS = {
-    "counter that nobody has set to zero": lambda: {
-        "w": (ints(0), INOUT),
-        "o": (torch.empty(1, dtype=torch.int32), OUT),
-    }
-}
-
-
-@pytest.mark.parametrize("name", PAIRS)
-def test_memory_fault_is_found_at_its_line_and_the_twin_is_clean(name: str) -> None:
-    check_pair(PAIRS[name], TWIN_ARGUMENTS.get(name))
