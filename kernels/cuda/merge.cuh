@@ -130,8 +130,13 @@ __device__ __forceinline__ void merge_rows(
         for (int k = 0; k < QUADS; ++k) {
             const int d = 4 * (32 * k + lane);
             if (d >= DV) continue;
-            to.out[d] = Q(acc[k].x * scale), to.out[d + 1] = Q(acc[k].y * scale);
-            to.out[d + 2] = Q(acc[k].z * scale), to.out[d + 3] = Q(acc[k].w * scale);
+            alignas(8) const Q values[4] = {Q(acc[k].x * scale), Q(acc[k].y * scale), Q(acc[k].z * scale), Q(acc[k].w * scale)};
+            if (reinterpret_cast<u64>(to.out) % 8 == 0) {
+                *reinterpret_cast<uint2*>(to.out + d) = *reinterpret_cast<const uint2*>(values);
+            } else {
+#pragma unroll
+                for (int e = 0; e < 4; ++e) to.out[d + e] = values[e];
+            }
         }
         if (lane == 0 && to.lse != nullptr) *to.lse = lse_of(top, total);
     }
