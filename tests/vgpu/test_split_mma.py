@@ -9,6 +9,7 @@ import pytest
 import torch
 from vgpu_attention import BF16, H100, Case, attention, require_compiler, run, tensors_of
 
+from pagedtune.harness.issue_slots import issue_slots
 from pagedtune.harness.vgpu.report import StepReport
 from pagedtune.harness.vgpu.virtual_gpu import VirtualGpu, VirtualGpuOptions
 from pagedtune.kernels.bounds import Bounds
@@ -156,6 +157,27 @@ def test_matrix_loads_have_no_bank_conflicts(head_dim: int, kv_dtype: DType) -> 
     loads = [s for s in gpu.report.steps[0].sites if s.instruction.startswith(("ldmatrix", "ld.shared.v2"))]
     assert len({s.instruction for s in loads}) >= 3
     assert sum(s.conflicts for s in loads) == 0
+
+
+@pytest.mark.parametrize(
+    ("pool_format", "config"),
+    [(BF16, Config(1, 64, 64, 4, 3)), (PoolFormat(16, FP8), Config(1, 128, 128, 4, 3))],
+    ids=["bf16", "e4m3"],
+)
+def test_half_of_the_issue_slots_are_free_at_the_bandwidth_of_an_h200(pool_format: PoolFormat, config: Config) -> None:
+    """Machine instructions of the loop per KV byte, times the bytes that each of 132 multiprocessors gets at 4800 GB/s,
+    against 4 instructions a cycle at 1755 MHz; and the bytes on their way against bandwidth times 700 ns."""
+    problem = Problem(4, 1, 128)
+    _, gpu = run(VARIANT, config, Case(problem, pool_format, (1024,)), PLAIN)
+    (artifact,) = VARIANT.build(problem, pool_format, config, H100)
+    slots = issue_slots(artifact.path, "attention_split", gpu.report.steps[0])
+    assert slots.matched, slots.reason
+    tile_bytes, per_unit = config.tile_tokens * pool_format.bytes_per_token(problem), 4800e9 / 132
+    loops = 1024 // config.tile_tokens * config.num_warps
+    assert max(loop.iterations for loop in slots.loops if loop.instructions == slots.main_loop) == loops
+    assert slots.main_loop * config.num_warps / tile_bytes * per_unit <= 0.5 * 4 * 1.755e9
+    blocks_per_unit = 233472 // (artifact.resources["attention_split"].dynamic_shared_bytes + 1024)
+    assert blocks_per_unit * (config.num_stages - 1) * tile_bytes >= per_unit * 700e-9
 
 
 def test_no_shape_spills() -> None:
