@@ -2,8 +2,9 @@
 #pragma once
 #include "split_mma_shape.cuh"
 
-// The query rows as operand b of S^T = K Q^T: in registers, or in shared memory where they would take too many. With
-// 8-bit keys a lane holds four adjacent dims of each 16, so that its bytes of a key are those of its dims of the query.
+// The query rows as operand b of S^T = K Q^T: in registers (by way of a free stage of the pipeline, so that they are
+// read once for all warps), or in shared memory where they would take too many. With 8-bit keys a lane holds four adjacent
+// dims of each 16, so that its bytes of a key are those of its dims of the query.
 struct Query {
     u32 fragments[QUERY_IN_REGISTERS ? KS : 1][QUERY_IN_REGISTERS ? NT : 1][2];
     u32 shared;
@@ -14,7 +15,16 @@ struct Query {
             for (int row = warp; row < ROWS; row += WARPS) measure(p, rows, scales, row, lane);
             __syncthreads();
         }
-        if constexpr (QUERY_IN_REGISTERS) {
+        if constexpr (QUERY_IN_REGISTERS && STAGED) {
+            u8* stage = memory + (STAGES - 1) * STAGE_BYTES;  // the one that no warp fills before the first tile
+            store(p, rows, scales, stage);
+            __syncthreads();
+#pragma unroll
+            for (int k = 0; k < KS; ++k)
+#pragma unroll
+                for (int n = 0; n < NT; ++n) load_fragment(fragments[k][n], shared_address(stage), k, n, lane);
+            __syncthreads();
+        } else if constexpr (QUERY_IN_REGISTERS) {
 #pragma unroll
             for (int k = 0; k < KS; ++k)
 #pragma unroll
@@ -24,22 +34,31 @@ struct Query {
                     fragments[k][n][1] = pair(p, rows, scales, row, KV_BYTES == 1 ? d + 2 : d + 8);
                 }
         } else {
-            for (int at = threadIdx.x; at < ROWS * 8 * KS; at += 32 * WARPS) {
-                const int row = at / (8 * KS), d = at % (8 * KS) * 2;
-                // Dims 4i + {0, 1} and 4i + {2, 3} of each 16 go where the layout of 16-bit keys has 2i and 2i + 8.
-                const int to = KV_BYTES == 1 ? d / 16 * 16 + d % 16 / 4 * 2 + d % 4 * 4 : d;
-                *reinterpret_cast<u32*>(memory + QUERY + QTile::place(row, to / 8) + to % 8 * 2) = pair(p, rows, scales, row, d);
-            }
+            store(p, rows, scales, memory + QUERY);
             shared = shared_address(memory + QUERY);
             __syncthreads();
         }
     }
     __device__ __forceinline__ void fragment(u32 (&b)[2], int k, int n, int lane) const {
         if constexpr (QUERY_IN_REGISTERS) b[0] = fragments[k][n][0], b[1] = fragments[k][n][1];
-        else load_two_matrices(b, shared + QTile::place(8 * n + lane % 8, 2 * k + lane / 8 % 2));
+        else load_fragment(b, shared, k, n, lane);
     }
 
 private:
+    static constexpr bool STAGED = ROWS * QTile::PITCH <= STAGE_BYTES;
+
+    __device__ static __forceinline__ void load_fragment(u32 (&b)[2], u32 from, int k, int n, int lane) {
+        load_two_matrices(b, from + QTile::place(8 * n + lane % 8, 2 * k + lane / 8 % 2));
+    }
+    // All rows of the block, read once.
+    __device__ static __forceinline__ void store(const Params& p, const Rows& rows, const float* scales, u8* memory) {
+        for (int at = threadIdx.x; at < ROWS * 8 * KS; at += 32 * WARPS) {
+            const int row = at / (8 * KS), d = at % (8 * KS) * 2;
+            // Dims 4i + {0, 1} and 4i + {2, 3} of each 16 go where the layout of 16-bit keys has 2i and 2i + 8.
+            const int to = KV_BYTES == 1 ? d / 16 * 16 + d % 16 / 4 * 2 + d % 4 * 4 : d;
+            *reinterpret_cast<u32*>(memory + QTile::place(row, to / 8) + to % 8 * 2) = pair(p, rows, scales, row, d);
+        }
+    }
     __device__ static __forceinline__ const Q* at(const Params& p, const Rows& rows, int row) {
         return p.q + rows.token(row) * p.q_token + rows.q_head(row) * p.q_head;
     }
