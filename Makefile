@@ -86,6 +86,14 @@ gpu-day: ## on a machine with an NVIDIA GPU: gate, ceilings, times, counters; ne
 	@PYTHONPATH="build/imports$${PYTHONPATH:+:$$PYTHONPATH}" $(or $(strip $(GPU_DAY_PYTHON)),python3) \
 	    -m pagedtune.harness.gpu_day $(if $(strip $(DRY)),--dry) $(call option,BUDGET,--budget) $(ARGS)
 
+.PHONY: bench-runtime
+bench-runtime: setup ## time the runtime's bookkeeping beside vLLM's and SGLang's
+	@$(VENV)/python -m pagedtune.tuner.bench_runtime_peers $(ARGS)
+
+.PHONY: replay
+replay: setup ## replay request traces through scheduler and allocator: make replay ARGS="--limit 2000"
+	@$(PAGEDTUNE) replay $(ARGS)
+
 .PHONY: export
 export: setup ## write the winners as a wheel for engines into dist/: make export GPU=cpu
 	@$(PAGEDTUNE) export $(call option,GPU,--device) $(call option,MODEL,--models) \

@@ -17,6 +17,9 @@ from pagedtune.kernels.launch import KernelStep, LaunchPlan
 from pagedtune.kernels.pool_format import PoolFormat
 from pagedtune.kernels.problem import Problem
 
+from .issue_slots import issue_slots
+from .occupancy import by_entry
+from .sass import SassError
 from .vgpu.report import StepReport
 from .vgpu.virtual_gpu import VirtualGpu, VirtualGpuOptions
 
@@ -91,7 +94,8 @@ def _count(run: Run) -> list[Counts]:
     gpu = _virtual_gpu(run.artifacts, run.device)
     tensors = random_tensors(run.problem, run.pool_format, run.lengths, run.query_lens)
     gpu.prepare(run.plan.bind(tensors | run.plan.allocate_workspaces()))()
-    return [counts_of(report, set(run.plan.workspaces)) for report in gpu.report.steps]
+    artifacts = by_entry(run.artifacts)
+    return [counts_of(report, set(run.plan.workspaces), artifacts[report.entry]) for report in gpu.report.steps]
 
 
 @lru_cache(maxsize=4)  # decoding takes longer than a small run
@@ -122,8 +126,8 @@ def _virtual_gpu(artifacts: tuple[Artifact, ...], device: Device) -> VirtualGpu:
     return _cached_gpu(tuple(a.key for a in artifacts), device, _Holder(artifacts))
 
 
-def counts_of(report: StepReport, workspaces: set[str]) -> Counts:
-    """One step's counts; `workspaces` names those of its plan."""
+def counts_of(report: StepReport, workspaces: set[str], artifact: Artifact) -> Counts:
+    """One step's counts; `workspaces` names those of its plan, `artifact` holds its binary."""
     counters = report.counters
     unique: dict[str, float] = {"slots": 0.0, "workspaces": 0.0}
     for touched in (counters.unique_read_bytes, counters.unique_written_bytes):
@@ -132,6 +136,7 @@ def counts_of(report: StepReport, workspaces: set[str]) -> Counts:
     shared = [s for s in report.sites if ".shared" in s.instruction and not s.sectors]
     counts: Counts = {
         "busiest": float(counters.busiest_block),
+        "slots": _slots(report, artifact),
         "in_flight": float(counters.bytes_in_flight_max),
         "sectors.read": float(counters.read_sectors),
         "sectors.write": float(counters.write_sectors),
@@ -144,6 +149,14 @@ def counts_of(report: StepReport, workspaces: set[str]) -> Counts:
             kind, work = matrix_work(site.instruction)
             counts[f"tensor.{kind}"] = counts.get(f"tensor.{kind}", 0.0) + work * site.executed
     return counts
+
+
+def _slots(report: StepReport, artifact: Artifact) -> float:
+    """Issue slots of the binary; 0 where its machine code cannot be read."""
+    try:
+        return float(issue_slots(artifact.path, report.entry, report).total)
+    except SassError:
+        return 0.0
 
 
 def matrix_work(opcode: str) -> tuple[str, int]:

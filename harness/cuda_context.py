@@ -30,7 +30,8 @@ class CudaContext:
     def __init__(self, driver: Any = None, ordinal: int = 0) -> None:
         self.driver = load_driver() if driver is None else driver
         self.emulated = bool(getattr(self.driver, "emulated", False))
-        self._closed = False
+        self._closed = self._capturing = False
+        self._deferred: list[tuple[str, Any]] = []
         self._device = self.call("cuDeviceGet", ordinal, doing=f"opening CUDA device {ordinal}")
         context = self.call("cuDevicePrimaryCtxRetain", self._device, doing="retaining the primary context")
         self.call("cuCtxSetCurrent", context, doing="making the primary context current")
@@ -60,7 +61,9 @@ class CudaContext:
 
         Nothing can be reported from here: after a fault the driver refuses, and the context is lost anyway.
         """
-        if not self._closed:
+        if self._capturing:  # freeing memory would break the capture: the garbage collector picks its moment
+            self._deferred.append((name, handle))
+        elif not self._closed:
             getattr(self.driver, name)(handle)
 
     def attribute(self, name: str) -> int:
@@ -110,6 +113,7 @@ class CudaContext:
         """The graph of what `launch` does on this context's stream."""
         mode = self.driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
         self.call("cuStreamBeginCapture", self.stream, mode, doing="beginning a capture")
+        self._capturing = True
         try:
             launch()
         except BaseException:
@@ -117,7 +121,13 @@ class CudaContext:
                 graph = self.call("cuStreamEndCapture", self.stream, doing="ending a capture that failed")
                 self.call("cuGraphDestroy", graph, doing="dropping its graph")
             raise
-        return Graph(self, self.call("cuStreamEndCapture", self.stream, doing="ending a capture"))
+        else:
+            return Graph(self, self.call("cuStreamEndCapture", self.stream, doing="ending a capture"))
+        finally:
+            self._capturing = False
+            deferred, self._deferred = self._deferred, []
+            for name, handle in deferred:
+                self.discard(name, handle)
 
     @contextlib.contextmanager
     def timed(self) -> Iterator[Timer]:

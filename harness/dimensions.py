@@ -108,8 +108,6 @@ FEATURES = (
     Feature("soft_cap", {"soft_cap": 30.0}),
     Feature("saturated_cap", {"soft_cap": 1.0}, (Hazard.SATURATED_CAP,)),
     Feature("sinks", {"sinks": True}),
-    Feature("huge_sinks", {"sinks": True}, (Hazard.HUGE_SINKS,)),
-    Feature("inf_sinks", {"sinks": True}, (Hazard.INF_SINKS,)),
     Feature("alibi", {"alibi": True}),
     Feature("window_sinks", {"window": 128, "sinks": True}),
     Feature("cap_alibi_scale", {"soft_cap": 20.0, "alibi": True, "scale": 0.25}),
@@ -129,7 +127,7 @@ MEMORIES = (
 )
 LAUNCHES = ((), (Hazard.LOOSE_BOUNDS,), (Hazard.REPLAY,))
 OUTPUTS = ((), (Hazard.NO_LSE,))
-VALUES = ((), (Hazard.LIVE_NAN,))
+VALUES = ((), (Hazard.LIVE_NAN,), (Hazard.HUGE_SINKS,), (Hazard.INF_SINKS,))
 SKIPS = ((), (Hazard.SKIPPED_TOKENS,))
 
 # Context lengths of a batch, given the block size B.

@@ -3,9 +3,10 @@
 The work of a decode batch is the sum over its sequences, and within a sequence nearly proportional to its keys. So one
 sequence with one KV head is run at a few lengths (`knots`), what lies between is interpolated, and the batch is the sum
 over sequences times the KV heads. Kernels work in tiles: lengths that are spread evenly over the remainders cost half a
-tile on average, so the knots lie in the middle of tiles. One more run, of several sequences and heads at other lengths,
-is compared with what that rule says of it. Where the two differ by more than MAX_ERROR, every length of the batch
-becomes a knot; where they still do, the batch itself is run, if its KV fits into MAX_KV_BYTES.
+tile on average, so the knots lie in the middle of tiles (and of splits). What a sequence costs more beside others
+(finding it in the batch) is taken from a batch of as many short ones. One more run, of several sequences and heads at
+other lengths, is compared with what that rule says of it. Where the two differ by more than MAX_ERROR, lengths of the
+batch become knots; where they still do, the batch itself is run, if its KV fits into MAX_KV_BYTES.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ from .prediction import StepWork
 MAX_ERROR = 0.03  # of sectors and instructions, at the checked point
 MAX_KV_BYTES = 30 << 20  # of a batch that is run whole; what a core interprets in a second or two
 MAX_KNOT_BYTES = 8 << 20  # KV of all lengths that are run one by one
+MAX_KNOTS = 16  # of a batch of many lengths, before all of them are tried
+MAX_BESIDE = 64  # sequences of the batch that shows what one costs beside others; more cost hardly more
 MAXIMA = ("busiest", "in_flight")  # of a batch, the largest of its sequences'; all other counts are sums
 
 
@@ -130,14 +133,19 @@ Knots = tuple[int, ...]
 
 def _knot_choices(target: Target, heads: int, lengths: Sequence[int]) -> list[tuple[Knots, Knots]]:
     """Lengths to run one by one, with those to check on: first around powers of two, which other buckets share, then
-    all that the batch has."""
+    some of the batch's own, then all of them."""
     own = tuple(sorted(set(lengths)))
     of_token = target.pool_format.bytes_per_token(target.with_heads(heads))
-    tile, low, high = _tile(target.config), max(1, own[0]), max(1, own[-1])
-    powers = tuple((1 << k) + tile // 2 for k in range(low.bit_length() - 1, (high - 1).bit_length() + 1))
+    (tile, part), low, high = _steps(target.config), max(1, own[0]), max(1, own[-1])
+    middle = (part + tile) // 2 if part > tile else tile // 2
+    inner = [(1 << k) + middle for k in range(low.bit_length() - 1, high.bit_length())]
+    powers = (low, *(n for n in inner if low < n < high), high)
     sixths = [own[0] + (own[-1] - own[0]) * k // 6 for k in (0, 1, 2, 4)]
-    spread = tuple(max(1, n - n % tile + tile * (2 * k + 1) // 8) for k, n in enumerate(sixths))
+    spread = tuple(max(1, n - n % part + part * (2 * k + 1) // 8) for k, n in enumerate(sixths))
     several = [(powers, spread)] if len(own) > 2 else []
+    if len(own) > MAX_KNOTS:
+        chosen = (*own[:: -(-len(own) // MAX_KNOTS)], own[-1])
+        several.append((tuple(dict.fromkeys(chosen)), own[1 :: max(1, len(own) // 5)]))
     exact = (own, tuple(sorted(lengths)[:: max(1, len(lengths) // 3)]))
     return [
         (knots, checked)
@@ -146,18 +154,26 @@ def _knot_choices(target: Target, heads: int, lengths: Sequence[int]) -> list[tu
     ]
 
 
-def _tile(config: Config) -> int:
-    """Keys that the kernel takes at a time, as far as a tunable called `...tokens` says."""
+def _steps(config: Config) -> tuple[int, int]:
+    """Keys that the kernel takes at a time, and the largest piece that it divides them into, as far as tunables called
+    `...tokens` say."""
     values = [v for name, v in config.as_dict().items() if name.endswith("tokens") and isinstance(v, int) and v > 0]
-    return min(values, default=1)
+    return min(values, default=1), max(values, default=1)
 
 
 def _extrapolated(target: Target, workload: Workload, heads: int, knots: Knots, checked: Knots) -> Counted:
     problem, query_len = target.with_heads(heads), max(workload.query_lens)
     known = [_run(target, problem, (n,), (query_len,)) for n in knots]
-    total = _sum(known, knots, workload.context_lens, target.problem.num_kv_heads / heads)
+    beside = _beside_others(target, problem, workload.num_seqs, min(knots), query_len)
+    total = _sum(known, knots, workload.context_lens, target.problem.num_kv_heads / heads, beside)
     more_heads = min(2 * heads, target.problem.num_kv_heads)
-    told = _sum(known, knots, checked, more_heads / heads)
+    told = _sum(
+        known,
+        knots,
+        checked,
+        more_heads / heads,
+        _beside_others(target, problem, len(checked), min(knots), query_len),
+    )
     seen = _run(target, target.with_heads(more_heads), checked, (query_len,) * len(checked))
     error = max(_error(a, b) for a, b in zip(told, seen, strict=True))
     how = (
@@ -176,7 +192,23 @@ def _instructions(counts: Counts) -> float:
     return sum(value for name, value in counts.items() if name.startswith("instructions."))
 
 
-def _sum(known: Sequence[list[Counts]], knots: Sequence[int], lengths: Sequence[int], heads: float) -> list[Counts]:
+def _beside_others(target: Target, problem: Problem, num_seqs: int, length: int, query_len: int) -> list[Counts]:
+    """What each of `num_seqs` sequences costs more than one alone."""
+    num_seqs = min(num_seqs, MAX_BESIDE)
+    (alone, together) = (_run(target, problem, (length,) * n, (query_len,) * n) for n in (1, num_seqs))
+    return [
+        {name: b[name] / num_seqs - a.get(name, 0.0) for name in b if name not in MAXIMA}
+        for a, b in zip(alone, together, strict=True)
+    ]
+
+
+def _sum(
+    known: Sequence[list[Counts]],
+    knots: Sequence[int],
+    lengths: Sequence[int],
+    heads: float,
+    beside: Sequence[Counts],
+) -> list[Counts]:
     """Counts of a batch: piecewise linear in the length of each sequence, proportional to the heads."""
     steps = []
     for index in range(len(known[0])):
@@ -184,7 +216,10 @@ def _sum(known: Sequence[list[Counts]], knots: Sequence[int], lengths: Sequence[
         step: Counts = {}
         for name in names:
             values = np.interp(lengths, knots, [counts[index].get(name, 0.0) for counts in known])
-            step[name] = float(values.max()) if name in MAXIMA else float(values.sum()) * heads
+            if name in MAXIMA:
+                step[name] = float(values.max())
+            else:
+                step[name] = max(0.0, float(values.sum()) + len(lengths) * beside[index].get(name, 0.0)) * heads
         steps.append(step)
     return steps
 
@@ -205,6 +240,7 @@ def work_of(step: KernelStep, artifacts: Mapping[str, Artifact], counts: Counts)
         registers=resources.registers,
         shared_bytes=step_shared_bytes(step, artifacts),
         instructions=_group(counts, "instructions."),
+        slots=counts["slots"],
         busiest=counts["busiest"],
         read_sectors=counts["sectors.read"],
         write_sectors=counts["sectors.write"],

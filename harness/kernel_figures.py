@@ -193,7 +193,7 @@ def all_sectors(seen: Seen) -> int:
 def _work(seen: Seen, blocks: int, factor: float) -> StepWork:
     counts: Counts = {
         name: value if name in MAXIMA else value * factor
-        for name, value in counts_of(seen.report, set(seen.workspaces)).items()
+        for name, value in counts_of(seen.report, set(seen.workspaces), seen.artifact).items()
     }
     work = work_of(seen.step, {seen.step.entry: seen.artifact}, counts)
     return StepWork(**{**vars(work), "blocks": blocks})

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import combinations
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import combinations, permutations
 from typing import Any
 
 Spans = Mapping[str, Sequence[Any]]
@@ -14,8 +14,8 @@ Pair = tuple[str, int, str, int]  # two dimensions, in the order of the spans, a
 def covering_rows(spans: Spans, possible: Possible) -> list[dict[str, Any]]:
     """Rows in which every pair of values that can occur together does, in an order that only depends on the spans.
 
-    `AllPairs` gives up on pairs that its constraints make hard to place, so its rows are completed one pair at a time.
-    On a machine without it all rows come about that way: more of them, and others, but the same pairs.
+    Greedy: each row starts from the first pair that is missing and takes, dimension by dimension, the value that covers
+    most of the missing ones. (Measured against allpairspy: fewer rows, and no pair given up under constraints.)
 
     Args:
         spans: values of each dimension.
@@ -27,14 +27,8 @@ def covering_rows(spans: Spans, possible: Possible) -> list[dict[str, Any]]:
     def allowed(indices: Mapping[str, int]) -> bool:
         return possible({name: ordered[name][i] for name, i in indices.items()})
 
-    positions = [list(range(len(values))) for values in ordered.values()]
     rows: list[dict[str, int]] = []
-    if len(positions) > 1:
-        found = _all_pairs(positions, lambda partial: allowed(dict(zip(names, partial, strict=False))))
-        rows = [dict(zip(names, row, strict=True)) for row in found]
     missing = _wanted(ordered, allowed)
-    for row in rows:
-        missing -= set(_pairs(row))
     for pair in sorted(missing):
         if pair in missing:
             completed = _complete({pair[0]: pair[1], pair[2]: pair[3]}, ordered, allowed, missing)
@@ -44,23 +38,24 @@ def covering_rows(spans: Spans, possible: Possible) -> list[dict[str, Any]]:
     return [{name: ordered[name][row[name]] for name in names} for row in rows]
 
 
-def _all_pairs(positions: list[list[int]], keep: Callable[[Sequence[int]], bool]) -> Iterable[Sequence[int]]:
-    try:
-        from allpairspy import AllPairs
-    except ModuleNotFoundError:  # `make gpu-day` runs where nothing can be installed
-        return ()
-    pairs: Iterable[Sequence[int]] = AllPairs(positions, filter_func=keep)
-    return pairs
-
-
 def _wanted(spans: Spans, allowed: Callable[[Mapping[str, int]], bool]) -> set[Pair]:
+    viable = _viable(spans, allowed)
     return {
-        (a, i, b, j)
-        for a, b in combinations(spans, 2)
-        for i in range(len(spans[a]))
-        for j in range(len(spans[b]))
-        if allowed({a: i, b: j})
+        (a, i, b, j) for a, b in combinations(spans, 2) for i in viable[a] for j in viable[b] if allowed({a: i, b: j})
     }
+
+
+def _viable(spans: Spans, allowed: Callable[[Mapping[str, int]], bool]) -> dict[str, set[int]]:
+    """Values that go with some value of every other dimension: without the others no search ends."""
+    viable = {name: set(range(len(values))) for name, values in spans.items()}
+    changed = True
+    while changed:
+        changed = False
+        for a, b in permutations(spans, 2):
+            lost = {i for i in viable[a] if not any(allowed({a: i, b: j}) for j in viable[b])}
+            viable[a] -= lost
+            changed |= bool(lost)
+    return viable
 
 
 def _pairs(row: Mapping[str, int]) -> Iterator[Pair]:

@@ -14,8 +14,9 @@ wave); the last wave has what is left. Within a wave:
              that the L2 cannot hold; workspaces stay in the L2 where they fit into half of it.
     L2       sectors of 32 bytes over what an SM can take in.
     shared   passes of shared memory (128 bytes each) at one a clock.
-    issue    instructions at one a clock and partition, or fewer where there are too few warps to hide the latency of
-             dependent instructions; or the slowest pipe's (special functions, conversions, integers, ...).
+    issue    issue slots of the machine code (else instructions of the PTX) at one a clock and partition, or fewer where
+             there are too few warps to hide the latency of dependent instructions; or the slowest pipe's (special
+             functions, conversions, integers, ...), by PTX instructions.
     tensor   multiply-adds of the matrix instructions over the documented rate.
 """
 
@@ -78,7 +79,8 @@ class StepWork:
         blocks, threads: of the grid, and of a block.
         registers: of a thread.
         shared_bytes: of a block, static and dynamic.
-        instructions: warp instructions by class.
+        instructions: warp instructions of the PTX by class.
+        slots: issue slots of the binary; 0 where its machine code is not known.
         busiest: warp instructions of the busiest block.
         read_sectors, write_sectors: 32-byte sectors.
         unique_bytes: distinct bytes of slots that are read or written.
@@ -102,6 +104,7 @@ class StepWork:
     shared_passes: float
     tensor: Mapping[str, float]
     bytes_in_flight: float
+    slots: float = 0.0
 
     @property
     def num_instructions(self) -> float:
@@ -298,7 +301,7 @@ def issue_clocks(work: StepWork, device: Device, warps: float) -> float:
     rate = min(float(PARTITIONS), warps * PARALLEL_INSTRUCTIONS / DEPENDENT_CLOCKS)
     pipes = PIPES[device.capability]
     slowest = max((count * WARP_SIZE / pipes[name] for name, count in issued.items() if name in pipes), default=0.0)
-    return max(sum(issued.values()) / rate, slowest)
+    return max((work.slots or sum(issued.values())) / rate, slowest)
 
 
 def tensor_clocks(work: StepWork, device: Device) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import ctypes
 import mmap
 from dataclasses import dataclass
@@ -49,7 +48,6 @@ class StandInMemory:
         self._capacity, self._used = capacity, 0
         self._next = FIRST_BASE
         self._live: dict[int, Range] = {}
-        self._bases: list[int] = []
         self._freed: list[tuple[int, int]] = []
 
     def allocate(self, num_bytes: int) -> int:
@@ -59,7 +57,6 @@ class StandInMemory:
         base = self._next
         self._next += -(-num_bytes // ALIGNMENT) * ALIGNMENT + GAP
         self._live[base] = Range(base, num_bytes, _host_memory(num_bytes))
-        self._bases.append(base)  # addresses only grow
         self._used += num_bytes
         return base
 
@@ -68,15 +65,14 @@ class StandInMemory:
         if base not in self._live:
             raise NotMapped(f"{base:#x} is no allocation")
         gone = self._live.pop(base)
-        self._bases.remove(base)
         self._used -= gone.num_bytes
         self._freed = [*self._freed, (gone.base, gone.num_bytes)][-REMEMBERED:]
 
     def host_address(self, address: int, num_bytes: int) -> int:
         """Where the bytes of a range lie in this process; raises NotMapped unless one live allocation holds them."""
-        index = bisect.bisect_right(self._bases, address) - 1
-        found = self._live[self._bases[index]] if index >= 0 else None
-        if found is None or address + num_bytes > found.end:
+        live = tuple(self._live.values())  # a copy, as below
+        found = next((r for r in live if r.base <= address and address + num_bytes <= r.end), None)
+        if found is None:
             was = any(base <= address < base + size for base, size in self._freed)
             raise NotMapped(f"{num_bytes} bytes at {address:#x} are {'freed' if was else 'not allocated'}")
         return int(found.host.ctypes.data) + address - found.base

@@ -7,6 +7,7 @@ import difflib
 from .cpu_cache import CpuCopyBlocks, CpuGatherKV, CpuKVWrite
 from .cpu_split import CpuSplit
 from .cuda_paged import CudaPaged
+from .cuda_split_mma import CudaSplitMma
 from .device import DeviceKind
 from .eager import Eager
 from .eager_cache import EagerCopyBlocks, EagerGatherKV, EagerKVWrite
@@ -24,6 +25,7 @@ VARIANTS: tuple[Variant, ...] = (
     CpuGatherKV(),
     TritonSplit(),
     CudaPaged(),
+    CudaSplitMma(),
 )
 
 

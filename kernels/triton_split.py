@@ -22,6 +22,7 @@ SOURCE = Path(__file__).parent / "triton" / "split_kernel.py"
 MIN_ROWS, MAX_ROWS = 16, 32  # of a matrix product: what `mma.sync` takes, and before `wgmma` sets in
 MAX_HEAD_DIM = 512
 VECTOR_BYTES = 16  # widest load of a thread
+MAX_FP32_TILE = 2048  # elements of a tile that a warp multiplies in fp32: beyond it, registers run out
 TILE_CHOICES = (32, 64, 128)
 SPLIT_CHOICES = (1, 4, 8, 16, 32)
 _TYPES = {DType.BF16: "bf16", DType.FP16: "fp16", DType.FP32: "fp32", DType.FP8_E4M3: "fp8e4nv", DType.INT8: "i8"}
@@ -73,7 +74,10 @@ class TritonSplit(Variant):
         splits = 1
         while splits < SPLIT_CHOICES[-1] and items * splits < 2 * device.num_units:
             splits *= 2
-        return TritonSplitConfig(num_splits=splits)
+        tile_tokens = 64
+        while _fp32_tile(problem, pool_format, tile_tokens) > MAX_FP32_TILE * 4:
+            tile_tokens //= 2
+        return TritonSplitConfig(splits, tile_tokens)
 
     def space(self, problem: Problem, pool_format: PoolFormat, device: Device) -> Iterator[Config]:
         """Splits x tile x warps x stages."""
@@ -98,6 +102,11 @@ class TritonSplit(Variant):
                 return f"{name}={value} must be a power of two of at least 1"
         if config.tile_tokens < MIN_ROWS:
             return f"tile_tokens={config.tile_tokens} must be at least {MIN_ROWS}"
+        if _fp32_tile(problem, pool_format, config.tile_tokens) > MAX_FP32_TILE * config.num_warps:
+            return (
+                f"fp32 products are unrolled on the plain cores: a tile of {config.tile_tokens} tokens is more than "
+                f"{MAX_FP32_TILE} elements for each of {config.num_warps} warps"
+            )
         if config.split_tokens < 1:
             return f"split_tokens={config.split_tokens} must be at least 1"
         return pool_format.reject(problem)
@@ -176,6 +185,13 @@ def _row_tiles(problem: Problem) -> int:
 def _dot_dtype(problem: Problem, pool_format: PoolFormat) -> DType:
     """What both factors of a product are converted to: nothing that the query or the pool holds is lost."""
     return DType.FP32 if DType.FP32 in (problem.q_dtype, pool_format.kv_dtype) else problem.q_dtype
+
+
+def _fp32_tile(problem: Problem, pool_format: PoolFormat, tile_tokens: int) -> int:
+    """Elements of a K or V tile whose product is fp32, 0 where the tensor cores take it."""
+    if _dot_dtype(problem, pool_format) is not DType.FP32:
+        return 0
+    return tile_tokens * _power_of_two(max(problem.head_dim, problem.head_dim_v))
 
 
 def _types(names: tuple[str, ...], problem: Problem, pool_format: PoolFormat) -> dict[str, str]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from array import array
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -10,38 +11,62 @@ from ..kernels.problem import require_positive
 from .arrays import IntArray, as_ints
 from .errors import DoubleFree, InvalidBlock, PoolExhausted
 from .fences import StepFences
-from .pool_check import BlockState, check_pool
+from .pool_check import FENCED, FREE, RESERVED, BlockState, check_pool, state_of
 
 
 class BlockAllocator:
-    """Hands out the blocks of a pool, by reference counts, in bulk, safely while steps are in flight.
+    """Hands out the blocks of a pool, by reference counts, singly or in bulk, safely while steps are in flight.
 
-    Every operation is all or nothing and costs a fixed number of vector operations, however many blocks it
-    moves: for many sequences at once, allocate the sum and let `BlockTables.append` share it out.
+    Every operation is all or nothing. Those on many blocks cost a fixed number of vector operations; those on one
+    (`allocate_one`, `free_one`) touch no vector at all. Both work on the same memory: machine arrays, which Python
+    indexes several times faster than numpy's, under numpy views.
 
     Order is part of the contract: a new pool hands out 0, 1, 2, ...; blocks that come back are reused first
     (their lines may still be in a cache), and `free(x)` followed by `allocate(len(x))` gives x again.
 
     Life of a block: FREE -> REFERENCED (`allocate`), count raised by `add_reference` and lowered by `free`; at
     zero -> FREE, or FENCED until the newest step in flight has ended. `reserve` makes FREE -> RESERVED, then
-    `commit_reserved` -> REFERENCED or `release_reserved` -> as at zero.
+    `commit_reserved` -> REFERENCED or `release_reserved` -> as at zero. Whoever keeps a block without a table
+    naming it, such as a prefix cache, holds a reference of its own.
 
     Args:
         num_blocks: blocks of the pool; ids are 0 .. num_blocks - 1.
     """
 
+    __slots__ = (
+        "_counts",
+        "_fences",
+        "_free_stack",
+        "_generation",
+        "_guarded",
+        "_num_fenced",
+        "_num_free",
+        "_num_reserved",
+        "_order",
+        "_recording",
+        "_refcount",
+        "_scratch",
+        "_stack",
+        "num_blocks",
+    )
+
     def __init__(self, num_blocks: int) -> None:
         require_positive("num_blocks", num_blocks)
         self.num_blocks = num_blocks
-        self._refcount = np.zeros(num_blocks, np.int64)
-        self._state = np.full(num_blocks, BlockState.FREE, np.uint8)
-        self._generation = np.zeros(num_blocks, np.int64)  # times that the block came back to the free list
-        self._free_stack = np.arange(num_blocks - 1, -1, -1, dtype=np.int64)
-        self._scratch = np.zeros(num_blocks, np.int64)
+        # One number for each block says all: references if positive, else FREE, RESERVED or FENCED.
+        self._counts = array("q", bytes(8 * num_blocks))
+        self._stack = array("q", range(num_blocks - 1, -1, -1))
+        self._refcount: IntArray = np.frombuffer(self._counts, np.int64)
+        self._free_stack: IntArray = np.frombuffer(self._stack, np.int64)
+        self._generation = np.zeros(num_blocks, np.int64)  # times that the block came back since reads are recorded
+        self._scratch = np.zeros(num_blocks, np.int32)
+        self._order = np.arange(num_blocks, dtype=np.int32)
         self._num_free = num_blocks
         self._num_fenced = 0
         self._num_reserved = 0
         self._fences = StepFences()
+        self._guarded = False  # a step is in flight: what comes back waits for its end
+        self._recording = False  # a step has told what it reads
 
     @property
     def num_free(self) -> int:
@@ -60,18 +85,71 @@ class BlockAllocator:
 
     @property
     def num_referenced(self) -> int:
-        """Blocks that tables name."""
+        """Blocks that somebody names."""
         return self.num_blocks - self._num_free - self._num_fenced - self._num_reserved
+
+    @property
+    def num_shared(self) -> int:
+        """Blocks with more than one reference. Counted anew: a pass over the pool."""
+        return int(np.count_nonzero(self._refcount > 1))
 
     @property
     def steps_in_flight(self) -> tuple[int, ...]:
         """Numbers of the steps begun and not ended, oldest first."""
         return self._fences.in_flight
 
+    @property
+    def last_step(self) -> int:
+        """Number of the newest step begun, in flight or ended; 0 before the first."""
+        return self._fences.last_number
+
     def refcounts(self, blocks: Any) -> IntArray:
         """References of each of `blocks`."""
-        counts: IntArray = self._refcount[self._ids(blocks)]
+        counts: IntArray = np.maximum(self._refcount[self._ids(blocks)], 0)
         return counts
+
+    def taken_blocks(self) -> IntArray:
+        """Blocks that are not free: referenced, reserved or fenced. A pass over the pool."""
+        return np.flatnonzero(self._refcount != FREE)
+
+    def allocate_one(self) -> int:
+        """One block with one reference.
+
+        Raises:
+            PoolExhausted: none is free.
+        """
+        top = self._num_free - 1
+        if top < 0:
+            raise PoolExhausted(1, 0, self._num_fenced, self._num_reserved)
+        self._num_free = top
+        block = self._stack[top]
+        self._counts[block] = 1
+        return block
+
+    def free_one(self, block: int) -> None:
+        """Drops one reference to one block.
+
+        Raises:
+            DoubleFree: nobody holds one.
+            InvalidBlock: an id outside the pool.
+        """
+        if block < 0:  # Python would take -1 for the last block of the pool
+            self._reject_outside(block)
+        try:
+            count = self._counts[block]
+        except IndexError:
+            self._reject_outside(block)
+        if count == 1 and not self._guarded:
+            self._counts[block] = FREE
+            top = self._num_free
+            self._stack[top] = block
+            self._num_free = top + 1
+        elif count > 1:
+            self._counts[block] = count - 1
+        elif count == 1:
+            self._retire(np.array([block]))
+        else:
+            self._reject_double_free(block)
 
     def allocate(self, count: int) -> IntArray:
         """`count` blocks with one reference each.
@@ -81,7 +159,6 @@ class BlockAllocator:
         """
         blocks = self._pop(count)
         self._refcount[blocks] = 1
-        self._state[blocks] = BlockState.REFERENCED
         return blocks
 
     def add_reference(self, blocks: Any) -> None:
@@ -90,9 +167,10 @@ class BlockAllocator:
         Raises:
             InvalidBlock: a block that is not referenced: its content belongs to nobody.
         """
-        blocks = self._ids(blocks)
-        self._require(blocks, BlockState.REFERENCED, "get a second reference")
-        np.add.at(self._refcount, blocks, 1)
+        ids = self._ids(blocks)
+        if ids.size and int(self._refcount[ids].min()) < 1:
+            self._reject_state(ids, BlockState.REFERENCED, "get a second reference")
+        np.add.at(self._refcount, ids, 1)
 
     def free(self, blocks: Any) -> None:
         """Drops one reference for each entry of `blocks`; a block may occur as often as it is referenced.
@@ -101,31 +179,49 @@ class BlockAllocator:
             DoubleFree: more references dropped than held.
             InvalidBlock: an id outside the pool.
         """
-        blocks = self._ids(blocks)
-        if blocks.size == 0:
+        ids = self._ids(blocks)
+        if ids.size == 0:
             return
-        left = self._drop_references(blocks)
-        if int(left.min()) < 0:
-            np.add.at(self._refcount, blocks, 1)
-            self._reject_double_free(blocks[left < 0])
-        self._retire(self._distinct(blocks[left == 0]))
+        if not self._all_distinct(ids):
+            self._free_repeated(ids)
+            return
+        counts = self._refcount[ids]
+        if not np.count_nonzero(counts != 1):
+            self._retire(ids)
+            return
+        if int(counts.min()) < 1:
+            self._reject_double_free(int(ids[counts < 1][0]))
+        self._refcount[ids] = counts - 1
+        self._retire(ids[counts == 1])
+
+    def recycle(self, blocks: Any) -> None:
+        """As `free`, for blocks that no step in flight reads, by the caller's word: they are free at once.
+
+        For a cache, whose blocks were idle before those steps began. `check()` in debug mode catches a wrong word.
+
+        Raises:
+            DoubleFree, InvalidBlock: as for `free`.
+        """
+        guarded, self._guarded = self._guarded, False
+        try:
+            self.free(blocks)
+        finally:
+            self._guarded = guarded
 
     def reserve(self, count: int) -> IntArray:
-        """`count` blocks that no table names yet: for loads under way and speculative slots.
+        """`count` blocks that no table names yet: for loads under way.
 
         Raises:
             PoolExhausted: fewer are free.
         """
         blocks = self._pop(count)
-        self._state[blocks] = BlockState.RESERVED
+        self._refcount[blocks] = RESERVED
         self._num_reserved += count
         return blocks
 
     def commit_reserved(self, blocks: Any) -> None:
         """Makes reserved blocks referenced, with a count of one."""
-        blocks = self._reserved(blocks, "be committed")
-        self._refcount[blocks] = 1
-        self._state[blocks] = BlockState.REFERENCED
+        self._refcount[self._reserved(blocks, "be committed")] = 1
 
     def release_reserved(self, blocks: Any) -> None:
         """Gives reserved blocks back; a step in flight fences them, as it may write them."""
@@ -147,12 +243,17 @@ class BlockAllocator:
             InvalidBlock: a block of `reads` that nobody owns.
         """
         if reads is None:
-            return self._fences.begin(None, None)
-        blocks = self._ids(reads)
-        orphans = blocks[self._refcount[blocks] + (self._state[blocks] == BlockState.RESERVED) == 0]
-        if orphans.size:
-            raise InvalidBlock(f"step would read block {orphans[0]}, which nobody owns: nothing keeps its content")
-        return self._fences.begin(blocks.copy(), self._generation[blocks])
+            number = self._fences.begin(None, None)
+        else:
+            blocks = self._ids(reads)
+            counts = self._refcount[blocks]
+            orphans = blocks[(counts == FREE) | (counts == FENCED)]
+            if orphans.size:
+                raise InvalidBlock(f"step would read block {orphans[0]}, which nobody owns: nothing keeps its content")
+            number = self._fences.begin(blocks.copy(), self._generation[blocks])
+            self._recording = True
+        self._guarded = True
+        return number
 
     def end_step(self, step: int) -> None:
         """Tells that the device has finished a step, writes and copies included.
@@ -161,8 +262,10 @@ class BlockAllocator:
             StepError: it is not the oldest step in flight.
         """
         blocks = self._fences.end(step)
-        self._num_fenced -= blocks.size
-        self._push(blocks)
+        self._guarded = bool(self._fences)
+        if blocks is not None:
+            self._num_fenced -= blocks.size
+            self._push(blocks)
 
     def _pop(self, count: int) -> IntArray:
         if count < 0:
@@ -174,77 +277,87 @@ class BlockAllocator:
         return self._free_stack[top - count : top][::-1].copy()
 
     def _push(self, blocks: IntArray) -> None:
-        self._state[blocks] = BlockState.FREE
-        self._generation[blocks] += 1
+        self._refcount[blocks] = FREE
+        if self._recording:
+            self._generation[blocks] += 1
         self._free_stack[self._num_free : self._num_free + blocks.size] = blocks[::-1]
         self._num_free += blocks.size
 
     def _retire(self, blocks: IntArray) -> None:
         """What nobody owns goes to the free list, or behind the newest fence."""
-        if not self._fences:
+        if not self._guarded:
             self._push(blocks)
             return
-        self._state[blocks] = BlockState.FENCED
-        self._fences.hold(blocks)
+        self._refcount[blocks] = FENCED
+        self._fences.hold(blocks.copy())
         self._num_fenced += blocks.size
 
-    def _drop_references(self, blocks: IntArray) -> IntArray:
-        np.subtract.at(self._refcount, blocks, 1)
-        return self._refcount[blocks]
+    def _free_repeated(self, ids: IntArray) -> None:
+        """`free` where a block occurs more than once; each comes back once, in order of its last occurrence."""
+        drops = np.bincount(ids, minlength=self.num_blocks)
+        left = self._refcount[ids] - drops[ids]
+        if int(left.min()) < 0:
+            self._reject_double_free(int(ids[left < 0][0]))
+        self._refcount[ids] = left  # equal blocks have equal counts left
+        _, last = np.unique(ids[::-1], return_index=True)
+        once = ids[np.sort(ids.size - 1 - last)]
+        self._retire(once[self._refcount[once] == 0])
 
     def _reserved(self, blocks: Any, what: str) -> IntArray:
         ids = self._ids(blocks)
-        self._require(ids, BlockState.RESERVED, what)
-        if self._distinct(ids).size != ids.size:
+        if ids.size and (self._refcount[ids] != RESERVED).any():
+            self._reject_state(ids, BlockState.RESERVED, what)
+        if not self._all_distinct(ids):
             raise InvalidBlock(f"blocks {ids.tolist()} name one block twice: each can {what} once")
         self._num_reserved -= ids.size
         return ids
 
-    def _distinct(self, blocks: IntArray) -> IntArray:
-        """Each block once, in order of its last occurrence, without sorting."""
-        order = np.arange(blocks.size)
-        self._scratch[blocks] = order
-        last: IntArray = blocks[self._scratch[blocks] == order]
-        return last
+    def _all_distinct(self, ids: IntArray) -> bool:
+        """Whether no block occurs twice, without sorting: each finds its own mark again."""
+        if ids.size > self.num_blocks:
+            return False
+        order = self._order[: ids.size]
+        self._scratch[ids] = order
+        return not np.count_nonzero(self._scratch[ids] != order)
 
     def _ids(self, blocks: Any) -> IntArray:
         ids = as_ints(blocks)
         # As unsigned, a negative id is a huge one: numpy would take -1 for the last block of the pool.
-        if ids.size and int(ids.view(np.uint64).max()) >= self.num_blocks:
-            bad = ids[(ids < 0) | (ids >= self.num_blocks)]
-            raise InvalidBlock(f"block {bad[0]} is outside the pool: ids are 0 to {self.num_blocks - 1}")
+        if ids.size and np.maximum.reduce(ids.view(np.uint64)) >= self.num_blocks:
+            self._reject_outside(int(ids[(ids < 0) | (ids >= self.num_blocks)][0]))
         return ids
 
-    def _require(self, blocks: IntArray, state: BlockState, what: str) -> None:
-        wrong = blocks[self._state[blocks] != state]
-        if wrong.size:
-            found = BlockState(self._state[wrong[0]]).name.lower()
-            raise InvalidBlock(f"block {wrong[0]} is {found} and cannot {what}: only {state.name.lower()} blocks can")
+    def _reject_outside(self, block: int) -> NoReturn:
+        raise InvalidBlock(f"block {block} is outside the pool: ids are 0 to {self.num_blocks - 1}")
 
-    def _reject_double_free(self, blocks: IntArray) -> None:
-        block, held = int(blocks[0]), int(self._refcount[blocks[0]])
-        state = BlockState(self._state[block]).name.lower()
+    def _reject_state(self, blocks: IntArray, state: BlockState, what: str) -> NoReturn:
+        found = [state_of(count) for count in self._refcount[blocks].tolist()]
+        block, wrong = next((b, s) for b, s in zip(blocks.tolist(), found, strict=True) if s is not state)
+        raise InvalidBlock(f"block {block} is {wrong} and cannot {what}: only {state} blocks can")
+
+    def _reject_double_free(self, block: int) -> NoReturn:
+        count = self._counts[block]
         raise DoubleFree(
-            f"block {block} is {state} with {held} references, and more were dropped: free what you were given, once"
+            f"block {block} is {state_of(count)} with {max(count, 0)} references, and more were dropped: free what "
+            "you were given, once"
         )
 
-    def check(self, table_references: IntArray | None = None) -> None:
+    def check(self, references: IntArray | None = None) -> None:
         """Derives every invariant of the pool anew.
 
         Args:
-            table_references: table entries that name each block, [num_blocks]; without it the counts are only
-                compared with the states.
+            references: how often each block is named, [num_blocks]: by table entries, caches and transfers together;
+                without it the counts are only compared with each other.
 
         Raises:
             InvariantViolation: names the invariant and a block.
         """
         check_pool(
             refcount=self._refcount,
-            state=self._state,
             generation=self._generation,
             free=self._free_stack[: self._num_free],
             num_fenced=self._num_fenced,
             num_reserved=self._num_reserved,
             steps=self._fences.steps,
-            table_references=table_references,
+            references=references,
         )

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from ..kernels.problem import require_positive
-from .arrays import IntArray, as_ints, blocks_for, ragged_arange, to_device
+from .arrays import IntArray, RowIndex, as_ints, blocks_for, ragged_arange, to_device
 from .errors import Invariant, InvariantViolation
 
 EMPTY = -1  # a table entry that names no block
@@ -26,32 +27,43 @@ class BlockTables:
         max_blocks: columns: most blocks of one sequence.
         block_size: tokens of one block.
         device: where the tables are read.
+        null_block: what entries of blocks given back behind a window name; without it they are -1.
 
     Attributes:
         block_tables: int32 [max_num_seqs, max_blocks] on the device; past the end of a row -1. The same storage
             for the life of the object, as a captured graph needs it.
         context_lens: int32 [max_num_seqs] on the device; 0 for an unused row.
-        num_blocks: int64 [max_num_seqs] on the host: blocks that each row names. Read only.
+        num_blocks: int64 [max_num_seqs] on the host: blocks that each row spans. Read only.
+        first_block: int64 [max_num_seqs] on the host: how many of them were given back. Read only.
+        stored: int64 [max_num_seqs] on the host: tokens that each row holds, those of steps in flight included.
     """
 
-    def __init__(self, max_num_seqs: int, max_blocks: int, block_size: int, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self,
+        max_num_seqs: int,
+        max_blocks: int,
+        block_size: int,
+        device: torch.device | str = "cpu",
+        null_block: int | None = None,
+    ) -> None:
         for name, value in (("max_num_seqs", max_num_seqs), ("max_blocks", max_blocks), ("block_size", block_size)):
             require_positive(name, value)
         self.max_num_seqs, self.max_blocks, self.block_size = max_num_seqs, max_blocks, block_size
         self.device = torch.device(device)
-        entries = max_num_seqs * max_blocks
-        # One buffer holds both, so that one scatter updates both: the tables row by row, then the lengths.
-        self._host = np.full(entries + max_num_seqs, EMPTY, np.int32)
-        self._host[entries:] = 0
-        self._host_tables = self._host[:entries].reshape(max_num_seqs, max_blocks)
-        self._host_context_lens = self._host[entries:]
+        self._gone = EMPTY if null_block is None else null_block
+        self._host = np.full(max_num_seqs * max_blocks, EMPTY, np.int32)
+        self._host_tables = self._host.reshape(max_num_seqs, max_blocks)
         self._device = torch.from_numpy(self._host.copy()).to(self.device)
-        self.block_tables = self._device[:entries].view(max_num_seqs, max_blocks)
-        self.context_lens = self._device[entries:]
-        self.num_blocks = np.zeros(max_num_seqs, np.int64)
-        self._dirty: list[IntArray] = []  # indices into the buffer; one may occur twice: values are read at flush
+        self.block_tables = self._device.view(max_num_seqs, max_blocks)
+        self.context_lens = torch.zeros(max_num_seqs, dtype=torch.int32, device=self.device)
+        self._near = self.device.type == "cpu"
+        if self._near:  # torch would hand a few thousand int32s to a pool of threads
+            self._near_tables, self._near_lens = self._device.numpy(), self.context_lens.numpy()
+        self.num_blocks, self.first_block, self.stored = (np.zeros(max_num_seqs, np.int64) for _ in range(3))
+        self._dirty: list[IntArray] = []  # indices into the tables; one may occur twice: values are read at flush
+        self.lens_changed = False
 
-    def missing_blocks(self, rows: IntArray, num_tokens: IntArray) -> IntArray:
+    def missing_blocks(self, rows: RowIndex, num_tokens: IntArray) -> IntArray:
         """Blocks that each of `rows` lacks to hold `num_tokens` tokens (0 where it holds them)."""
         missing: IntArray = np.maximum(blocks_for(num_tokens, self.block_size) - self.num_blocks[rows], 0)
         return missing
@@ -72,32 +84,98 @@ class BlockTables:
             raise ValueError(f"{blocks.size} blocks for {rows.size} rows with counts {counts.tolist()} do not add up")
         start = self.num_blocks[rows]
         if rows.size and int((start + counts).max()) > self.max_blocks:
-            row = int(rows[np.argmax(start + counts)])
-            raise ValueError(f"row {row} would name {(start + counts).max()} blocks: the tables have {self.max_blocks}")
+            self._reject_full(rows, start + counts)
         index = np.repeat(rows * self.max_blocks + start, counts) + ragged_arange(counts)
         self._host[index] = blocks
         self.num_blocks[rows] = start + counts
         self._mark(index)
 
-    def set_context_lens(self, rows: IntArray, context_lens: IntArray) -> None:
+    def append_each(self, rows: IntArray, columns: IntArray, blocks: IntArray) -> None:
+        """Adds one block to each of `rows`, which end before `columns`: `append` for the commonest case.
+
+        Raises:
+            ValueError: a row has no room; nothing was changed.
+        """
+        if np.maximum.reduce(columns) >= self.max_blocks:
+            self._reject_full(rows, columns + 1)
+        index = rows * self.max_blocks
+        index += columns
+        self._host[index] = blocks
+        self.num_blocks[rows] = columns + 1
+        self._mark(index)
+
+    def replace(self, rows: IntArray, columns: IntArray, blocks: IntArray) -> IntArray:
+        """Makes one entry of each of `rows` name another block; returns the blocks that they named."""
+        index = rows * self.max_blocks + columns
+        before: IntArray = self._host[index].astype(np.int64)
+        self._host[index] = blocks
+        self._mark(index)
+        return before
+
+    def share(self, source: int, row: int, count: int) -> IntArray:
+        """Lets the empty `row` name the first `count` blocks of `source`; returns those that it names now too."""
+        first = min(int(self.first_block[source]), count)
+        self._host_tables[row, :count] = self._host_tables[source, :count]
+        self.num_blocks[row], self.first_block[row] = count, first
+        self._mark(row * self.max_blocks + np.arange(count))
+        return self._host_tables[row, first:count].astype(np.int64)
+
+    def skip(self, row: int, count: int) -> None:
+        """Makes the empty `row` begin with `count` blocks that were given back already."""
+        self._host_tables[row, :count] = self._gone
+        self.num_blocks[row] = self.first_block[row] = count
+        self._mark(row * self.max_blocks + np.arange(count))
+
+    def truncate(self, row: int, count: int) -> IntArray:
+        """Takes the blocks behind the first `count` from `row`, and returns them."""
+        end = int(self.num_blocks[row])
+        if count >= end:
+            return np.empty(0, np.int64)
+        first = max(count, int(self.first_block[row]))
+        blocks = self._host_tables[row, first:end].astype(np.int64)
+        self._host_tables[row, count:end] = EMPTY
+        self.num_blocks[row], self.first_block[row] = count, min(int(self.first_block[row]), count)
+        self._mark(row * self.max_blocks + np.arange(count, end))
+        return blocks
+
+    def release_front(self, rows: IntArray, keep_from: IntArray) -> IntArray:
+        """Takes the blocks before `keep_from[i]` from `rows[i]`, whose later ones stay where they are; returns them."""
+        start = self.first_block[rows]
+        counts = np.maximum(np.minimum(keep_from, self.num_blocks[rows]) - start, 0)
+        if not counts.any():
+            return np.empty(0, np.int64)
+        index = np.repeat(rows * self.max_blocks + start, counts) + ragged_arange(counts)
+        blocks: IntArray = self._host[index].astype(np.int64)
+        self._host[index] = self._gone
+        self.first_block[rows] = start + counts
+        self._mark(index)
+        return blocks
+
+    def set_context_lens(self, rows: RowIndex, context_lens: IntArray) -> None:
         """Sets the tokens that each of `rows` holds."""
-        self._host_context_lens[rows] = context_lens
-        self._mark(rows + self._host_tables.size)
+        self.stored[rows] = context_lens
+        self.lens_changed = True
+
+    def block_at(self, rows: IntArray, columns: IntArray) -> IntArray:
+        """The block that each of `rows` names in its column; int32."""
+        blocks: IntArray = self._host[rows * self.max_blocks + columns]
+        return blocks
 
     def blocks_of(self, rows: Any) -> IntArray:
         """Blocks named by `rows`, row by row, in order."""
         rows = as_ints(rows)
-        counts = self.num_blocks[rows]
-        return self._host[np.repeat(rows * self.max_blocks, counts) + ragged_arange(counts)].astype(np.int64)
+        first = self.first_block[rows]
+        counts = self.num_blocks[rows] - first
+        return self._host[np.repeat(rows * self.max_blocks + first, counts) + ragged_arange(counts)].astype(np.int64)
 
     def clear(self, rows: Any) -> IntArray:
         """Empties `rows` and returns the blocks that they named, for `BlockAllocator.free`."""
         rows = as_ints(rows)
+        blocks = self.blocks_of(rows)
         counts = self.num_blocks[rows]
         index = np.repeat(rows * self.max_blocks, counts) + ragged_arange(counts)
-        blocks = self._host[index].astype(np.int64)
         self._host[index] = EMPTY
-        self.num_blocks[rows] = 0
+        self.num_blocks[rows] = self.first_block[rows] = 0
         self._mark(index)
         self.set_context_lens(rows, np.zeros(rows.size, np.int64))
         return blocks
@@ -109,7 +187,7 @@ class BlockTables:
             ValueError: a position that no block of its row holds: writing there would hit another sequence.
         """
         column, offset = np.divmod(positions, self.block_size)
-        outside = (column < 0) | (column >= self.num_blocks[rows])
+        outside = (column < self.first_block[rows]) | (column >= self.num_blocks[rows])
         if outside.any():
             bad = int(np.argmax(outside))
             row = int(rows[bad])
@@ -119,18 +197,39 @@ class BlockTables:
             )
         return self._host_tables[rows, column].astype(np.int64) * self.block_size + offset
 
-    def flush(self) -> int:
-        """Brings the device up to date and returns how many entries were sent."""
+    def differences(self) -> tuple[IntArray, npt.NDArray[np.int32]] | None:
+        """Indices into the flat tables that changed since the last call, and their values, to be sent; None if none.
+
+        Whoever takes them must bring them to the device with `apply`.
+        """
         if not self._dirty:
-            return 0
-        index = np.concatenate(self._dirty)
+            return None
+        index = self._dirty[0] if len(self._dirty) == 1 else np.concatenate(self._dirty)
         self._dirty.clear()
-        values = self._host[index]
-        if self.device.type == "cpu":  # torch would hand a few thousand int32s to a pool of threads
-            self._device.numpy()[index] = values
-        else:
-            self._device[to_device(index, self.device)] = to_device(values, self.device)
-        return int(index.size)
+        return index, self._host[index]
+
+    def apply(self, index: torch.Tensor, values: torch.Tensor) -> None:
+        """Writes differences that are on the device already, in stream order."""
+        self._device[index] = values
+
+    def flush(self) -> int:
+        """Brings the device up to date and returns how many entries of the tables were sent.
+
+        The host's memory has been read when this returns. A step of the scheduler sends through its staging instead.
+        """
+        changes = self.differences()
+        if changes is not None:
+            if self._near:
+                self._near_tables[changes[0]] = changes[1]
+            else:
+                self.apply(to_device(changes[0], self.device), to_device(changes[1], self.device))
+        if self.lens_changed:
+            self.lens_changed = False
+            if self._near:
+                np.copyto(self._near_lens, self.stored, casting="same_kind")
+            else:
+                self.context_lens.copy_(to_device(self.stored, self.device))
+        return 0 if changes is None else int(changes[0].size)
 
     def batch(self, rows: IntArray) -> tuple[torch.Tensor, torch.Tensor]:
         """Device tables and context lengths of `rows`, in that order, as of the last flush.
@@ -146,11 +245,18 @@ class BlockTables:
 
     def count_references(self, num_pool_blocks: int) -> IntArray:
         """Table entries that name each block of the pool, [num_pool_blocks]."""
-        named = self._host_tables[self._host_tables != EMPTY]
-        return np.bincount(named, minlength=num_pool_blocks)
+        return np.bincount(self._host_tables[self._inside()], minlength=num_pool_blocks)
+
+    def _inside(self) -> Any:
+        columns = np.arange(self.max_blocks)
+        return (columns >= self.first_block[:, None]) & (columns < self.num_blocks[:, None])
 
     def _mark(self, index: IntArray) -> None:
         self._dirty.append(index)
+
+    def _reject_full(self, rows: IntArray, ends: IntArray) -> None:
+        row = int(rows[np.argmax(ends)])
+        raise ValueError(f"row {row} would name {ends.max()} blocks: the tables have {self.max_blocks}")
 
     def check(self) -> None:
         """Derives every invariant of the tables anew.
@@ -158,12 +264,14 @@ class BlockTables:
         Raises:
             InvariantViolation: names the invariant and a row.
         """
-        named = self._host_tables != EMPTY
-        inside = np.arange(self.max_blocks) < self.num_blocks[:, None]
-        wrong = np.flatnonzero((named != inside).any(axis=1))
+        named = (self._host_tables != EMPTY) & (self._host_tables != self._gone)
+        wrong = np.flatnonzero((named != self._inside()).any(axis=1))
         if wrong.size:
             row = int(wrong[0])
-            detail = f"row {row} counts {self.num_blocks[row]} blocks and holds {self._host_tables[row].tolist()}"
+            detail = (
+                f"row {row} counts {self.num_blocks[row]} blocks, {self.first_block[row]} of them given back, and "
+                f"holds {self._host_tables[row].tolist()}"
+            )
             raise InvariantViolation(Invariant.TABLE_SHAPE, detail)
         differs = self._device.cpu().numpy() != self._host
         for index in self._dirty:
@@ -171,5 +279,7 @@ class BlockTables:
         lost = np.flatnonzero(differs)
         if lost.size:
             row, column = divmod(int(lost[0]), self.max_blocks)
-            where = f"entry [{row}, {column}]" if row < self.max_num_seqs else "a context length"
+            where = f"entry [{row}, {column}]"
             raise InvariantViolation(Invariant.TABLE_DEVICE, f"{where} differs and is not among those still to send")
+        if not self.lens_changed and (self.context_lens.cpu().numpy() != self.stored).any():
+            raise InvariantViolation(Invariant.TABLE_DEVICE, "a context length differs and is not to be sent")

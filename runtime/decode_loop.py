@@ -7,15 +7,19 @@ from time import perf_counter_ns
 
 from .allocator import BlockAllocator
 from .arrays import blocks_for
+from .beam import BeamParams, BeamSearch, Hypothesis
 from .block_tables import BlockTables
 from .errors import Invariant, InvariantViolation, PagedRuntimeError, RequestTooLarge
-from .metrics import Snapshot
+from .kv_shadow import KVShadow
+from .metrics import SequenceReport, Snapshot
 from .plan import StepOutput
-from .sampling import SamplingParams, sample
+from .prefix_cache import PrefixCache
+from .sampling import SamplingParams, logprobs_of, sample
 from .scheduler import Scheduler, SchedulerConfig
 from .sequence import Finished, Request
 from .step_model import Forward, StepModel
 from .step_times import StepTimes
+from .swap import SwapSpace
 from .validation import token_ids
 
 __all__ = ["DecodeLoop", "Forward", "StepModel"]
@@ -31,23 +35,40 @@ class DecodeLoop:
         model: what runs the steps.
         watermark_blocks: see `SchedulerConfig`.
         debug: records what each step reads, for `check()`.
+        swap: host memory for preempted sequences; see `SwapSpace`.
+        window: see `SchedulerConfig`.
+        prefix_cache: keeps the blocks of sequences for later ones with the same prefix and namespace.
+        shadow: watches every slot of the cache for foreign writes, and poisons what is freed; see `KVShadow`. Slow.
 
     Attributes:
+        shadow: the watch, or None.
         times: where the time of all steps went; replace it to measure a stretch of its own.
 
     Raises:
         CacheInUse: another loop has the model's cache.
     """
 
-    def __init__(self, model: StepModel, watermark_blocks: int = 0, debug: bool = False) -> None:
+    def __init__(
+        self,
+        model: StepModel,
+        watermark_blocks: int = 0,
+        debug: bool = False,
+        swap: SwapSpace | None = None,
+        window: int | None = None,
+        prefix_cache: bool = False,
+        shadow: bool = False,
+    ) -> None:
         cache, limits = model.cache, model.limits
         self.model = model
         self.allocator = BlockAllocator(cache.num_blocks)
         max_blocks = blocks_for(limits.max_context_len, cache.block_size)
-        self.tables = BlockTables(limits.max_num_seqs, max_blocks, cache.block_size, cache.device)
-        config = SchedulerConfig(limits.token_budget, watermark_blocks, model.vocab_size, debug)
-        self.scheduler = Scheduler(self.allocator, self.tables, config)
+        self.tables = BlockTables(limits.max_num_seqs, max_blocks, cache.block_size, cache.device, cache.null_block)
+        config = SchedulerConfig(limits.token_budget, watermark_blocks, model.vocab_size, debug, window)
+        self.prefix_cache = PrefixCache(self.allocator, cache.block_size) if prefix_cache else None
+        self.scheduler = Scheduler(self.allocator, self.tables, config, swap, self.prefix_cache)
         self.times = StepTimes()
+        self._searches: list[BeamSearch] = []
+        self.shadow = KVShadow(cache, self.allocator) if shadow else None
         cache.claim(self)
 
     @property
@@ -63,6 +84,10 @@ class DecodeLoop:
             InvalidRequest: its id is in use, or a token of its prompt or stop tokens is outside the vocabulary.
             CacheInUse: this loop is closed.
         """
+        self._require_short(request)
+        self.scheduler.add(request)
+
+    def _require_short(self, request: Request) -> None:
         self.model.cache.require_claim(self)
         longest = self.model.limits.max_context_len
         if request.max_total_tokens > longest:
@@ -70,7 +95,6 @@ class DecodeLoop:
                 f"request {request.request_id!r}: {len(request.prompt)} prompt and up to {request.max_new_tokens} new "
                 f"tokens exceed max_context_len={longest}: shorten it, or raise the limit"
             )
-        self.scheduler.add(request)
 
     def add_all(self, requests: Iterable[Request]) -> tuple[str, ...]:
         """Queues all of `requests` or, if one is refused, none; returns their ids.
@@ -82,7 +106,7 @@ class DecodeLoop:
         try:
             for request in requests:
                 self.add(request)
-                added.append(request.request_id)
+                added += request.sample_ids
         except BaseException:
             for request_id in added:
                 self.scheduler.cancel(request_id)
@@ -97,6 +121,22 @@ class DecodeLoop:
             UnknownRequest: there is none of this id.
         """
         return self.scheduler.cancel(request_id)
+
+    def fork(
+        self,
+        request_id: str,
+        new_id: str,
+        position: int | None = None,
+        tokens: Sequence[int] = (),
+        sampling: SamplingParams | None = None,
+        max_new_tokens: int | None = None,
+    ) -> None:
+        """Branches a new request off a live one; see `Scheduler.fork`."""
+        self.scheduler.fork(request_id, new_id, position, tokens, sampling, max_new_tokens)
+
+    def speculate(self, request_id: str, tokens: Sequence[int]) -> None:
+        """Guesses the next tokens of a running request, for the next step to verify; see `Scheduler.speculate`."""
+        self.scheduler.speculate(request_id, tokens)
 
     def close(self) -> None:
         """Cancels what is live and gives the cache up, for another loop over the same model; final.
@@ -118,13 +158,24 @@ class DecodeLoop:
         if plan is None:
             return None
         try:
+            if self.shadow is not None:
+                self.shadow.before_step(plan)
             forward = self.model.forward(plan)
+            if self.shadow is not None:
+                self.shadow.after_step(plan)
             tokens = sample(forward.logits, plan.sampling)
-            output = self.scheduler.commit(plan, tokens)
+            logprobs = logprobs_of(forward.logits, tokens) if plan.wants_logprobs else None
+            for search in self._searches:
+                search.withhold(plan, forward.logits, tokens)
+            output = self.scheduler.commit(plan, tokens, logprobs)
+            if self.shadow is not None:
+                self.shadow.after_commit()
         except BaseException:
             if plan.step in self.allocator.steps_in_flight:
                 self.scheduler.abort(plan)
             raise
+        for search in self._searches:
+            search.advance(self.scheduler)
         times = self.times
         times.steps += 1
         times.tokens += plan.num_tokens
@@ -158,14 +209,17 @@ class DecodeLoop:
         max_new_tokens: int,
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         stop_token_ids: Sequence[int] = (),
+        n: int = 1,
+        logprobs: bool = False,
     ) -> list[Finished]:
-        """Continues all of `prompts` and returns the results in their order.
+        """Continues all of `prompts` and returns the results in their order: the n samples of the first, and so on.
 
         Args:
             prompts: token ids, each at least one.
             max_new_tokens: most tokens to generate for each.
             sampling: for all, or one for each; greedy without.
             stop_token_ids: tokens that end an output.
+            n, logprobs: see `Request`.
 
         Raises:
             RequestTooLarge, InvalidRequest: a prompt is empty or too long, or a token unknown: nothing is queued.
@@ -175,14 +229,35 @@ class DecodeLoop:
         if len(each) != len(prompts):
             raise ValueError(f"{len(each)} sampling parameters for {len(prompts)} prompts: give one, or one each")
         stops = token_ids("generate", "stop_token_ids", stop_token_ids)
+        tokens = [token_ids("generate", f"prompt {i}", prompt) for i, prompt in enumerate(prompts)]
         requests = [
-            Request(f"generate-{i}", token_ids("generate", f"prompt {i}", prompt), max_new_tokens, params, stops)
-            for i, (prompt, params) in enumerate(zip(prompts, each, strict=True))
+            Request(f"generate-{i}", prompt, max_new_tokens, params, stops, n, logprobs)
+            for i, (prompt, params) in enumerate(zip(tokens, each, strict=True))
         ]
         return self.run(requests)
 
+    def beam_search(self, request: Request, params: BeamParams) -> list[Hypothesis]:
+        """Searches for the most probable outputs, beside whatever else runs; returns as many as beams, best first.
+
+        Raises:
+            RequestTooLarge: the pool does not hold all beams at their longest, or the model not the longest.
+            InvalidRequest: as for `add`.
+        """
+        self._require_short(request.with_changes(max_new_tokens=request.max_new_tokens + 1))
+        search = BeamSearch(request, params)
+        search.start(self.scheduler)
+        self._searches.append(search)
+        try:
+            while not search.is_done:
+                self._advance()
+        finally:
+            self._searches.remove(search)
+            if not search.is_done:
+                search.cancel(self.scheduler)
+        return search.finished
+
     def run(self, requests: Sequence[Request]) -> list[Finished]:
-        """Runs `requests` to their end and returns the results in their order.
+        """Runs `requests` to their end and returns the results in their order, all samples of each together.
 
         Raises:
             RequestTooLarge, InvalidRequest: as for `add_all`.
@@ -212,7 +287,11 @@ class DecodeLoop:
 
     def snapshot(self) -> Snapshot:
         """Where the blocks are and what the queue does."""
-        return self.scheduler.snapshot()
+        return self.scheduler.snapshot(self.model.cache.block_bytes)
+
+    def explain(self, request_id: str) -> SequenceReport:
+        """Where one live request is, what it holds, what it shares; raises as `cancel`."""
+        return self.scheduler.explain(request_id)
 
     def check(self, idle: bool = False) -> None:
         """Derives every invariant of scheduler, tables, allocator and pool anew.
@@ -225,6 +304,11 @@ class DecodeLoop:
         """
         self.scheduler.check()
         self.model.cache.check()
-        if idle and (self.has_work or self.allocator.num_free != self.allocator.num_blocks):
-            detail = f"{self.allocator.num_free} of {self.allocator.num_blocks} blocks are free, and all should be"
+        if self.shadow is not None:
+            self.shadow.check()
+        cached = 0 if self.prefix_cache is None else self.prefix_cache.num_cached
+        if idle and (self.has_work or self.allocator.num_free + cached != self.allocator.num_blocks):
+            detail = (
+                f"{self.allocator.num_free} of {self.allocator.num_blocks} blocks are free, {cached} cached: some lost"
+            )
             raise InvariantViolation(Invariant.CONSERVATION, detail)

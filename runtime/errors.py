@@ -63,12 +63,16 @@ class Invariant(StrEnum):
 
     CONSERVATION = "free + referenced + fenced + reserved = pool"
     FREE_LIST = "the free list names exactly the free blocks, each once"
-    REFCOUNT = "reference count = table entries naming the block"
+    REFCOUNT = "reference count = table entries, cache entries and transfers naming the block"
     FENCE = "no block of a step in flight is recycled; the fences name exactly the fenced blocks"
     TABLE_SHAPE = "a table row names its blocks first and -1 after them"
     TABLE_DEVICE = "the device's tables equal the host's, but for the differences still to send"
+    WRITER = "a block that a row may write without asking has no other reference"
     COVERAGE = "a running sequence names exactly the blocks that its tokens need"
     ROWS = "every row is free or holds one running sequence"
+    PREFIX_TREE = "the prefix cache names each block once, under its tokens, and counts what leases keep"
+    SHADOW = "a slot holds what its own step wrote, until its block is freed"
+    POISON = "nothing writes to a free block"
     GUARD = "guard blocks hold what was written at the start"
 
 

@@ -45,6 +45,11 @@ class StepFences:
         """Numbers of the steps in flight, oldest first."""
         return tuple(step.number for step in self._steps)
 
+    @property
+    def last_number(self) -> int:
+        """Number of the newest step begun; 0 before the first."""
+        return self._last_number
+
     def __bool__(self) -> bool:
         return bool(self._steps)
 
@@ -76,8 +81,9 @@ class StepFences:
         """Keeps `blocks` back until the newest step in flight has ended."""
         self._steps[-1].held.append(blocks)
 
-    def end(self, number: int) -> IntArray:
-        """Ends the oldest step and returns the blocks that nothing holds back any more, in order of release.
+    def end(self, number: int) -> IntArray | None:
+        """Ends the oldest step and returns the blocks that nothing holds back any more, in order of release; None
+        if there are none.
 
         Raises:
             StepError: `number` is not the oldest step in flight.
@@ -86,4 +92,4 @@ class StepFences:
             oldest = f"the oldest in flight is {self._steps[0].number}" if self._steps else "none is in flight"
             raise StepError(f"step {number} cannot end: {oldest}. Steps end once each, in the order they began")
         held = self._steps.popleft().held
-        return np.concatenate(held) if held else np.empty(0, np.int64)
+        return np.concatenate(held) if held else None

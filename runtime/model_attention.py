@@ -9,12 +9,13 @@ import torch
 
 from ..kernels.bounds import Bounds, bucket_of
 from ..kernels.variant import Op
-from .attention import PagedOp, Workspaces
-from .dispatch import Dispatch
+from .attention import PagedOp, PlannedOp, Workspaces
+from .dispatch import Dispatch, NoKernel
 from .kv_cache import KVCache
 from .launch_group import LaunchGroup, LayerAttention, Run, pool_tensors
 from .limits import BatchLimits
 from .plan import StepPlan
+from .swap import copy_blocks
 
 
 class ModelAttention:
@@ -61,6 +62,7 @@ class ModelAttention:
         self._v = torch.zeros((tokens, heads, problem.head_dim_v), dtype=dtype, device=cache.device)
         self._slot_mapping = torch.full((tokens,), -1, dtype=torch.int64, device=cache.device)
         self._writer = PagedOp(Op.KV_WRITE, problem, cache.pool_format, dispatch, workspaces)
+        self._copier = _copier(PagedOp(Op.COPY_BLOCKS, problem, cache.pool_format, dispatch, workspaces))
         self._bound_writes: dict[int, list[Run]] = {}
         self._writes: list[Run] = []
         self._num_decodes = self._num_tokens = 0
@@ -79,8 +81,10 @@ class ModelAttention:
             self._writer.plan(Bounds(padded, 1))
 
     def begin(self, plan: StepPlan) -> None:
-        """Takes over a step: its tables, lengths and slots. Call it before the layers of the step."""
+        """Takes over a step: its copies, tables, lengths and slots. Call it before the layers of the step."""
         start = perf_counter_ns()
+        if plan.copies is not None:
+            self._copy_blocks(plan.copies)
         tokens, decodes, seqs = plan.num_tokens, plan.num_decodes, len(plan.query_lens)
         self._num_decodes, self._num_tokens = decodes, tokens
         padded = bucket_of(Bounds(tokens, 1)).max_num_seqs
@@ -123,6 +127,15 @@ class ModelAttention:
         self.overhead_ns += launched - start + perf_counter_ns() - ended
         return out
 
+    def _copy_blocks(self, pairs: torch.Tensor) -> None:
+        """Gives forked sequences their own copies of blocks that they are about to write to, in every layer."""
+        if self._copier is None:
+            copy_blocks(self.cache, pairs)
+            return
+        for layer in range(self.cache.num_layers):
+            pools = {"k_cache": self.cache.k_cache(layer), "v_cache": self.cache.v_cache(layer)}
+            self._copier.bind({"block_pairs": pairs, **pools})()
+
     def _output(self) -> torch.Tensor:
         if self._num_decodes == self._num_tokens:
             return self._decode.out[: self._num_tokens]
@@ -139,3 +152,11 @@ class ModelAttention:
             runs = [planned.bind({**tensors, **pool_tensors(self.cache, i)}) for i in range(self.cache.num_layers)]
             self._bound_writes[padded] = runs
         return runs
+
+
+def _copier(op: PagedOp) -> PlannedOp | None:
+    """The kernel that copies blocks; None where there is none, and torch has to do."""
+    try:
+        return op.plan(Bounds(1, 1))
+    except NoKernel:
+        return None

@@ -3,35 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import IntEnum
+from enum import StrEnum
 
 import numpy as np
-import numpy.typing as npt
 
 from .arrays import IntArray
 from .errors import Invariant, InvariantViolation
 from .fences import Step
 
+# What the count of a block says when it is no number of references.
+FREE, RESERVED, FENCED = 0, -1, -2
 
-class BlockState(IntEnum):
+
+class BlockState(StrEnum):
     """Where a block is; exactly one of these holds."""
 
-    FREE = 0
-    REFERENCED = 1  # named by at least one table
-    FENCED = 2  # named by none, but a step in flight may read it
-    RESERVED = 3  # set aside: named by no table yet
+    FREE = "free"
+    REFERENCED = "referenced"  # named by at least one table or cache
+    FENCED = "fenced"  # named by none, but a step in flight may read it
+    RESERVED = "reserved"  # set aside: named by no table yet
+
+
+def state_of(count: int) -> BlockState:
+    """The state that a block's count stands for."""
+    if count > 0:
+        return BlockState.REFERENCED
+    return {FREE: BlockState.FREE, RESERVED: BlockState.RESERVED}.get(count, BlockState.FENCED)
 
 
 def check_pool(
     *,
     refcount: IntArray,
-    state: npt.NDArray[np.uint8],
     generation: IntArray,
     free: IntArray,
     num_fenced: int,
     num_reserved: int,
     steps: Sequence[Step],
-    table_references: IntArray | None,
+    references: IntArray | None,
 ) -> None:
     """Checks the arrays of a pool, all [num_blocks] but `free`.
 
@@ -39,63 +47,60 @@ def check_pool(
         free: the live part of the free list.
         num_fenced, num_reserved: the allocator's counters.
         steps: the steps in flight.
-        table_references: table entries naming each block, or None.
+        references: how often each block is named, or None.
 
     Raises:
         InvariantViolation: the first invariant that does not hold.
     """
-    _check_conservation(state, free.size, num_fenced, num_reserved)
-    _check_free_list(state, free)
-    _check_refcounts(refcount, state, table_references)
-    _check_fences(state, generation, steps)
+    _check_refcounts(refcount, references)
+    _check_conservation(refcount, free.size, num_fenced, num_reserved)
+    _check_free_list(refcount, free)
+    _check_fences(refcount, generation, steps)
 
 
-def _check_conservation(state: npt.NDArray[np.uint8], num_free: int, num_fenced: int, num_reserved: int) -> None:
-    found = np.bincount(state, minlength=len(BlockState))
-    counters = {BlockState.FREE: num_free, BlockState.FENCED: num_fenced, BlockState.RESERVED: num_reserved}
-    for kind, counter in counters.items():
-        if int(found[kind]) != counter:
+def _check_conservation(refcount: IntArray, num_free: int, num_fenced: int, num_reserved: int) -> None:
+    counters = ((FREE, num_free), (FENCED, num_fenced), (RESERVED, num_reserved))
+    for code, counter in counters:
+        found = int(np.count_nonzero(refcount == code))
+        if found != counter:
             raise InvariantViolation(
-                Invariant.CONSERVATION, f"{found[kind]} blocks are {kind.name.lower()}, but {counter} are counted so"
+                Invariant.CONSERVATION, f"{found} blocks are {state_of(code)}, but {counter} are counted so"
             )
 
 
-def _check_free_list(state: npt.NDArray[np.uint8], free: IntArray) -> None:
-    times = np.bincount(free, minlength=state.size)
-    wrong = np.flatnonzero(times != (state == BlockState.FREE))
+def _check_free_list(refcount: IntArray, free: IntArray) -> None:
+    times = np.bincount(free, minlength=refcount.size)
+    wrong = np.flatnonzero(times != (refcount == FREE))
     if wrong.size:
         block = int(wrong[0])
-        name = BlockState(state[block]).name.lower()
+        state = state_of(int(refcount[block]))
         raise InvariantViolation(
-            Invariant.FREE_LIST, f"block {block} is {name} and stands in the free list {times[block]} times"
+            Invariant.FREE_LIST, f"block {block} is {state} and stands in the free list {times[block]} times"
         )
 
 
-def _check_refcounts(refcount: IntArray, state: npt.NDArray[np.uint8], table_references: IntArray | None) -> None:
-    wrong = np.flatnonzero((refcount > 0) != (state == BlockState.REFERENCED))
-    wrong = np.union1d(wrong, np.flatnonzero(refcount < 0))
+def _check_refcounts(refcount: IntArray, references: IntArray | None) -> None:
+    wrong = np.flatnonzero(refcount < FENCED)
     if wrong.size:
-        block = int(wrong[0])
-        name = BlockState(state[block]).name.lower()
-        raise InvariantViolation(Invariant.REFCOUNT, f"block {block} is {name} with count {refcount[block]}")
-    if table_references is None:
+        raise InvariantViolation(Invariant.REFCOUNT, f"block {wrong[0]} has count {refcount[wrong[0]]}")
+    if references is None:
         return
-    wrong = np.flatnonzero(refcount != table_references)
+    wrong = np.flatnonzero(np.maximum(refcount, 0) != references)
     if wrong.size:
         block = int(wrong[0])
         raise InvariantViolation(
-            Invariant.REFCOUNT, f"block {block} has count {refcount[block]}, tables name it {table_references[block]}×"
+            Invariant.REFCOUNT, f"block {block} has count {refcount[block]} and is named {references[block]} times"
         )
 
 
-def _check_fences(state: npt.NDArray[np.uint8], generation: IntArray, steps: Sequence[Step]) -> None:
+def _check_fences(refcount: IntArray, generation: IntArray, steps: Sequence[Step]) -> None:
     held = [blocks for step in steps for blocks in step.held]
-    times = np.bincount(np.concatenate(held), minlength=state.size) if held else np.zeros(state.size, np.int64)
-    wrong = np.flatnonzero(times != (state == BlockState.FENCED))
+    times = np.bincount(np.concatenate(held), minlength=refcount.size) if held else np.zeros(refcount.size, np.int64)
+    wrong = np.flatnonzero(times != (refcount == FENCED))
     if wrong.size:
         block = int(wrong[0])
-        name = BlockState(state[block]).name.lower()
-        raise InvariantViolation(Invariant.FENCE, f"block {block} is {name} and held by {times[block]} fences")
+        state = state_of(int(refcount[block]))
+        raise InvariantViolation(Invariant.FENCE, f"block {block} is {state} and held by {times[block]} fences")
     for step in steps:
         if step.reads is None:
             continue

@@ -78,6 +78,16 @@ class SamplingBatch:
             np.array(positions, np.int64),
         )
 
+    def spread(self, counts: IntArray, later: IntArray) -> SamplingBatch:
+        """`counts[i]` rows for each row, for tokens `later` positions after its own."""
+        return SamplingBatch(
+            np.repeat(self.temperature, counts),
+            np.repeat(self.top_k, counts),
+            np.repeat(self.top_p, counts),
+            np.repeat(self.seed, counts),
+            np.repeat(self.position, counts) + later,
+        )
+
 
 def sample(logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
     """One token per row.
@@ -109,6 +119,12 @@ def sample(logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
     index = to_device(random_rows, logits.device)
     tokens[index] = _sample_random(logits[index], batch, random_rows)
     return tokens
+
+
+def logprobs_of(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """Log probability of the token of each row under the logits as they are, temperature and cuts aside; fp32 [n]."""
+    chosen = logits.gather(1, tokens.clamp(max=logits.shape[1] - 1).unsqueeze(1)).squeeze(1)
+    return chosen.float() - logits.float().logsumexp(dim=-1)
 
 
 def _sample_greedy(logits: torch.Tensor) -> torch.Tensor:

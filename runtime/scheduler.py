@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from .admission import Admission
 from .allocator import BlockAllocator
 from .arrays import IntArray, blocks_for
 from .block_tables import BlockTables
-from .errors import PoolExhausted, RequestTooLarge
-from .metrics import Snapshot
-from .plan import StepOutput, StepPlan, make_plan, sampled_tokens
+from .collector import Collector
+from .errors import InvalidRequest, RequestTooLarge
+from .kv_ledger import KVLedger
+from .metrics import SequenceReport, Snapshot, report, take_snapshot
+from .plan import StepOutput, StepPlan, sampled_logprobs, sampled_tokens
+from .planner import DecodeBatch, Planner
+from .prefix_cache import PrefixCache
+from .prefix_sharing import PrefixSharing
 from .roster import Roster
+from .sampling import SamplingParams
 from .scheduler_check import check_scheduler
-from .sequence import Finished, FinishReason, Request
+from .sequence import Finished, FinishReason, Request, branch
+from .swap import SwapSpace
+from .validation import require_tokens, token_ids
 
 
 @dataclass(frozen=True)
@@ -29,12 +39,15 @@ class SchedulerConfig:
             runs, so that it locks nobody out.
         vocab_size: for checking tokens; None checks less.
         debug: records what each step reads, so that `check()` proves that nothing of it was recycled too early.
+        window: tokens that the widest layer attends to, the query's own included, if no layer attends to all: blocks
+            behind it are given back.
     """
 
     token_budget: int = 2048
     watermark_blocks: int = 0
     vocab_size: int | None = None
     debug: bool = False
+    window: int | None = None
 
 
 class Scheduler:
@@ -47,9 +60,11 @@ class Scheduler:
       prompts still lack and the watermark.
     - A request that could not finish with the whole pool to itself is refused when it is added. So the oldest
       running sequence can always go on, if need be alone: nothing can deadlock.
-    - When blocks run out, the most recently admitted sequence is preempted: it gives back its blocks, waits at the
-      head of the queue and is computed anew, its output so far included. While freed blocks are fenced, nothing
-      more is preempted, as that would free nothing sooner: sequences that lack a block sit out the step.
+    - When blocks run out, the most recently admitted sequence is preempted: it gives back its blocks and waits at the
+      head of the queue. What it had computed is kept in host memory or computed anew, whichever `SwapPolicy` finds
+      cheaper. While freed blocks are fenced, nothing more is preempted, as that would free nothing sooner:
+      sequences that lack a block sit out the step.
+    - Samples and forks of a request wait until the prompt that they share is processed, then branch off it.
 
     One or two steps may be in flight: `schedule`, launch, `schedule`, launch, `commit` the first, and so on.
 
@@ -57,12 +72,25 @@ class Scheduler:
         allocator: blocks of the pool.
         tables: their tables; a row for each running sequence.
         config: how to batch.
+        swap: host memory for sequences that are preempted; without it they are computed anew.
+        prefix_cache: keeps the blocks of sequences for later ones with the same prefix.
+
+    Attributes:
+        ledger: where the tokens of every row are.
+        roster: who is live.
 
     Raises:
         ValueError: a token budget below the number of rows, or a negative watermark.
     """
 
-    def __init__(self, allocator: BlockAllocator, tables: BlockTables, config: SchedulerConfig | None = None) -> None:
+    def __init__(
+        self,
+        allocator: BlockAllocator,
+        tables: BlockTables,
+        config: SchedulerConfig | None = None,
+        swap: SwapSpace | None = None,
+        prefix_cache: PrefixCache | None = None,
+    ) -> None:
         self.allocator, self.tables, self.config = allocator, tables, config or SchedulerConfig()
         if self.config.token_budget < tables.max_num_seqs:
             raise ValueError(
@@ -71,8 +99,30 @@ class Scheduler:
             )
         if self.config.watermark_blocks < 0:
             raise ValueError(f"watermark_blocks={self.config.watermark_blocks} must not be negative")
-        self.roster = Roster(allocator, tables)
+        self.ledger = KVLedger(allocator, tables, self.config.window)
+        self.roster = Roster(self.ledger, swap)
         self.rows = self.roster.rows
+        self._pinned_most = 0
+        if prefix_cache is not None:
+            self._share(prefix_cache)
+        self._admission = Admission(self.ledger, self.roster, self.config.token_budget, self.config.watermark_blocks)
+        self._planner = Planner(self.rows, self.ledger, self.config.debug)
+        self._collector = Collector(self.ledger, self.roster)
+        self._batch: DecodeBatch | None = None
+        self._has_drafts = False
+
+    def _share(self, prefix_cache: PrefixCache) -> None:
+        if self.config.window is not None:
+            raise ValueError(
+                f"window={self.config.window}: blocks behind it are given back, so no prefix stays to share"
+            )
+        if prefix_cache.block_size != self.tables.block_size:
+            raise ValueError(
+                f"the prefix cache has blocks of {prefix_cache.block_size} tokens and the tables of "
+                f"{self.tables.block_size}: build both with one size"
+            )
+        self.roster.sharing = PrefixSharing(prefix_cache, self.ledger, self.rows)
+        self._pinned_most = prefix_cache.max_pinned_blocks
 
     @property
     def has_work(self) -> bool:
@@ -88,14 +138,18 @@ class Scheduler:
         """
         if self.config.vocab_size is not None:
             request.require_vocabulary(self.config.vocab_size)
+        self._require_fits(request)
+        self.roster.add(request)
+
+    def _require_fits(self, request: Request) -> None:
         needed = blocks_for(request.max_stored_tokens, self.tables.block_size)
-        most = min(self.allocator.num_blocks - self.allocator.num_reserved, self.tables.max_blocks)
+        kept = self.allocator.num_reserved + self._pinned_most
+        most = min(self.allocator.num_blocks - kept, self.tables.max_blocks)
         if needed > most:
             raise RequestTooLarge(
                 f"request {request.request_id!r} stores up to {request.max_stored_tokens} tokens: {needed} blocks of "
                 f"{self.tables.block_size}, and a sequence can have {most}. Shorten it or build a larger pool"
             )
-        self.roster.add(request)
 
     def schedule(self) -> StepPlan | None:
         """Plans and begins the next step. None if there is nothing to run, or nothing before a step is committed.
@@ -105,42 +159,73 @@ class Scheduler:
             PoolExhausted: blocks were reserved after a request was added, and the rest no longer holds it.
         """
         self.allocator.require_step_slot()
-        rows, counts, preempted, short = self._secure_blocks(self._grant())
-        if self.roster.waiting and not short:
-            rows, counts = self._admit(rows, counts)
-        chosen = counts > 0
-        if not chosen.any():
-            return None
-        rows, counts = rows[chosen], counts[chosen]
-        missing = self.tables.missing_blocks(rows, self.rows.num_scheduled[rows] + counts)
-        grows = missing > 0
-        self.tables.append(rows[grows], missing[grows], self.allocator.allocate(int(missing.sum())))
-        step = self.allocator.begin_step(self.tables.blocks_of(rows) if self.config.debug else None)
-        return make_plan(step, self.rows, self.tables, rows, counts, preempted)
+        return self._schedule_decode() or self._schedule_mix()
 
-    def commit(self, plan: StepPlan, tokens: Any) -> StepOutput:
+    def commit(self, plan: StepPlan, tokens: Any, logprobs: Any = None) -> StepOutput:
         """Ends a step that the device has finished, and takes its tokens.
 
         Args:
             plan: the oldest in flight.
             tokens: int [num_sampled]: one for each sequence that samples, in order; array, tensor or list.
-                Tokens of sequences that were cancelled or preempted in the meantime are dropped.
+                Tokens of sequences that were cancelled or preempted in the meantime are dropped. -1 withholds one: its
+                sequence pauses until `give`, and where it is preempted meanwhile, it samples once more.
+            logprobs: [num_sampled]: log probability of each, for those that ask.
 
         Raises:
             ValueError: another number of tokens, or one outside the vocabulary; the step is still in flight.
             StepError: another step must end first.
         """
         values = sampled_tokens(plan, tokens, self.config.vocab_size)
-        self.allocator.end_step(plan.step)
-        rows = plan.rows[plan.samples]
-        alive = self.rows.ticket[rows] == plan.tickets[plan.samples]
-        rows, values = rows[alive], values[alive]
-        request_ids = self.rows.request_ids[rows]
-        stopped, full = self.rows.push(rows, values)
-        ended = np.flatnonzero(stopped | full)
-        reasons = {True: FinishReason.STOP, False: FinishReason.LENGTH}
-        finished = [self.roster.end(self.roster.live[request_ids[i]], reasons[bool(stopped[i])]) for i in ended]
-        return StepOutput(request_ids, values, tuple(finished))
+        logs = None if logprobs is None else sampled_logprobs(plan, logprobs)
+        self._batch = self._batch if plan.num_samples is None else None
+        return self._collector.take(plan, values, logs)
+
+    def lacks_token(self, request_id: str) -> bool:
+        """Whether a live request pauses because its last token was withheld, and can take it now."""
+        sequence = self.roster.live.get(request_id)
+        if sequence is None or sequence.row < 0:
+            return False
+        row = sequence.row
+        return not self.rows.num_pending[row] and bool(self.rows.num_scheduled[row] == self.rows.num_tokens[row])
+
+    def give(self, request_id: str, token: int) -> Finished | None:
+        """Hands in a token that was withheld when its step was committed; returns the end of the request, if it is.
+
+        Raises:
+            RequestFinished, UnknownRequest: as for `cancel`.
+            InvalidRequest: a token outside the vocabulary, or none is missing.
+        """
+        row = self.roster.find(request_id).row
+        if self.config.vocab_size is not None:
+            require_tokens(request_id, "token", (token,), self.config.vocab_size)
+        if not self.lacks_token(request_id):
+            raise InvalidRequest(f"request {request_id!r} lacks no token: its last one was not withheld")
+        self._batch = None
+        return self._collector.give(row, token)
+
+    def speculate(self, request_id: str, tokens: Sequence[int]) -> None:
+        """Guesses the next tokens of a running request; the next step verifies them all at once.
+
+        It then takes those up to the first that it would have sampled otherwise, and one more: the output is the same
+        as without. Slots of the rest are rolled back. No effect on a request that waits, is amid its prompt, or has
+        a token on its way; nor where blocks are short.
+
+        Args:
+            request_id: a live one.
+            tokens: guesses, next one first; none takes earlier ones back.
+
+        Raises:
+            RequestFinished, UnknownRequest: as for `cancel`.
+            InvalidRequest: a token outside the vocabulary.
+        """
+        row = self.roster.find(request_id).row
+        guesses = np.array(token_ids(f"request {request_id!r}", "drafts", tokens), np.int64)
+        if self.config.vocab_size is not None:
+            require_tokens(request_id, "drafts", guesses, self.config.vocab_size)
+        if row < 0 or self.rows.num_pending[row] or self.rows.num_scheduled[row] != self.rows.num_tokens[row] - 1:
+            return
+        self.rows.draft(row, guesses)
+        self._has_drafts = True
 
     def abort(self, plan: StepPlan) -> None:
         """Ends a step that failed on the device: its sequences are preempted and computed anew, losing no token.
@@ -152,7 +237,7 @@ class Scheduler:
         alive = set(plan.rows[self.rows.ticket[plan.rows] == plan.tickets].tolist())
         for row in self.roster.running[::-1].tolist():
             if row in alive:
-                self.roster.preempt(row)
+                self.roster.preempt(row, recompute=True)
 
     def cancel(self, request_id: str) -> Finished:
         """Ends a request at any point, also while a step over it is in flight; returns what it had produced.
@@ -163,6 +248,58 @@ class Scheduler:
         """
         return self.roster.end(self.roster.find(request_id), FinishReason.CANCELLED)
 
+    def fork(
+        self,
+        request_id: str,
+        new_id: str,
+        position: int | None = None,
+        tokens: Sequence[int] = (),
+        sampling: SamplingParams | None = None,
+        max_new_tokens: int | None = None,
+    ) -> None:
+        """Branches a new request off a live one: it shares the blocks of what both have in common.
+
+        A block that both still write to is copied when the first of them does. Where the original waits, or there is
+        no free row, the new one waits too, ahead of others, and shares what it can when it runs.
+
+        Args:
+            request_id: the live one.
+            new_id: of the new one.
+            position: how many of its tokens, prompt included, to take over; all without.
+            tokens: what goes on from there in the new one, such as the token of another beam. They count as output,
+                as do those taken over beyond the prompt.
+            sampling: of the new one; that of the live one without. Another seed makes another sample.
+            max_new_tokens: most tokens of output, those taken over included; that of the live one without.
+
+        Raises:
+            RequestFinished, UnknownRequest: as for `cancel`.
+            InvalidRequest: the id is in use, a position outside the tokens, a token outside the vocabulary, or
+                nothing is left to generate.
+            RequestTooLarge: it could not finish even if it had the pool to itself.
+        """
+        source = self.roster.find(request_id)
+        fork = branch(source, self.roster.tokens_of(source), new_id, position, tokens, sampling, max_new_tokens)
+        self.roster.require_unused(new_id)
+        if self.config.vocab_size is not None:
+            fork.request.require_vocabulary(self.config.vocab_size)
+            require_tokens(new_id, "tokens", fork.tokens, self.config.vocab_size)
+        self._require_fits(fork.request)
+        if fork.request.logprobs:
+            self.roster.share_logprobs(source, fork)
+        self.roster.register(fork)
+        if not self._admission.enter_forked(fork):
+            self.roster.waiting.appendleft(fork)
+
+    def cancel_all(self, request_id: str) -> tuple[Finished, ...]:
+        """Ends a request and every live sample or fork of it.
+
+        Raises:
+            RequestFinished, UnknownRequest: as for `cancel`.
+        """
+        sequence = self.roster.find(request_id)
+        members = [sequence] if sequence.family is None else list(sequence.family.members)
+        return tuple(self.roster.end(member, FinishReason.CANCELLED) for member in members)
+
     def preempt(self, request_id: str) -> None:
         """Takes the blocks of a running request; it is computed anew later. No effect on a waiting one.
 
@@ -172,23 +309,21 @@ class Scheduler:
         if (row := self.roster.find(request_id).row) >= 0:
             self.roster.preempt(row)
 
-    def snapshot(self) -> Snapshot:
-        """Where the blocks are and what the queue does."""
-        allocator = self.allocator
-        return Snapshot(
-            num_blocks=allocator.num_blocks,
-            block_size=self.tables.block_size,
-            free=allocator.num_free,
-            referenced=allocator.num_referenced,
-            fenced=allocator.num_fenced,
-            reserved=allocator.num_reserved,
-            live_tokens=int(self.rows.num_scheduled.sum()),
-            running=self.roster.running.size,
-            waiting=len(self.roster.waiting),
-            steps_in_flight=len(allocator.steps_in_flight),
-            preemptions=self.roster.num_preemptions,
-            finished=self.roster.num_finished,
-        )
+    def snapshot(self, block_bytes: int | None = None) -> Snapshot:
+        """Where the blocks are and what the queue does.
+
+        Args:
+            block_bytes: bytes of one block, `KVCache.block_bytes`: for sizes in bytes.
+        """
+        return take_snapshot(self.ledger, self.roster, block_bytes)
+
+    def explain(self, request_id: str) -> SequenceReport:
+        """Where one live request is, what it holds, what it shares, and what it waits for.
+
+        Raises:
+            RequestFinished, UnknownRequest: as for `cancel`.
+        """
+        return report(self.ledger, self.roster, self.roster.find(request_id))
 
     def check(self) -> None:
         """Derives every invariant of scheduler, tables and allocator anew.
@@ -196,7 +331,62 @@ class Scheduler:
         Raises:
             InvariantViolation: names the invariant and the place.
         """
-        check_scheduler(self.allocator, self.tables, self.roster)
+        check_scheduler(self.ledger, self.roster)
+
+    def _schedule_decode(self) -> StepPlan | None:
+        """The next token of everybody, where that is all there is to do; None, and no change, where it is not."""
+        if self._has_drafts or self._admission.may_admit():
+            return None
+        roster, batch = self.roster, self._batch
+        known = batch is not None and batch.epoch == roster.epoch
+        if not (known and not self.allocator.steps_in_flight) and not self._all_decode():
+            return None
+        if batch is None or not known:
+            batch = DecodeBatch(self.rows, np.sort(roster.running), roster.epoch, self.tables.device)
+            self._batch = batch
+        return self._planner.one_token_each(batch)
+
+    def _all_decode(self) -> bool:
+        """Whether every running sequence can compute one token: none is amid its prompt or has its last on the way."""
+        rows = self.roster.running
+        return rows.size > 0 and not np.count_nonzero(self.rows.owed(rows) != 1)
+
+    def _schedule_mix(self) -> StepPlan | None:
+        """Chunks of prompts, admissions and preemptions beside the next tokens of the others."""
+        self._batch = None  # it counts along the longest context
+        self.ledger.trim(self.roster.running)
+        self._has_drafts = False
+        rows, counts, preempted, short = self._admission.secure(self._with_drafts(self._grant()))
+        if self.roster.waiting and not short:
+            rows, counts = self._admission.admit(rows, counts)
+        counts = self._admission.settle(rows, counts)
+        self._drop_stale_drafts(rows, counts)
+        chosen = counts > 0
+        if not chosen.any():
+            return None
+        rows, counts = rows[chosen], counts[chosen]
+        order = np.argsort(rows)
+        rows, counts = rows[order], counts[order]
+        self.ledger.advance(rows, counts)
+        return self._planner.any_mix(rows, counts, self.roster.epoch, preempted)
+
+    def _with_drafts(self, counts: IntArray) -> IntArray:
+        """`counts` of the running rows, and their drafts where budget and free blocks allow them: all or none."""
+        rows = self.roster.running
+        drafts = np.where((self.rows.num_drafts[rows] > 0) & (counts == 1), self.rows.num_drafts[rows], 0)
+        if not drafts.any():
+            return counts
+        fits = int((counts + drafts).sum()) <= self.config.token_budget
+        if fits and self._admission.make_room(int(self.ledger.demand(rows, counts + drafts).sum())):
+            return counts + drafts
+        self.rows.num_drafts[rows[drafts > 0]] = 0
+        return counts
+
+    def _drop_stale_drafts(self, rows: IntArray, counts: IntArray) -> None:
+        """Drafts of rows that sit out; those in flight stay."""
+        drafts, state = self.rows.num_drafts, self.rows
+        stale = (drafts[rows] > 0) & (counts <= drafts[rows]) & (state.num_scheduled[rows] < state.num_tokens[rows])
+        drafts[rows[stale]] = 0
 
     def _grant(self) -> IntArray:
         """Query tokens for each running row within the budget, blocks aside: single tokens first, then prompts."""
@@ -207,44 +397,3 @@ class Scheduler:
         left = self.config.token_budget - int(owed.sum() - prompts.sum())
         before = np.cumsum(prompts) - prompts
         return np.where(owed > 1, np.clip(left - before, 0, prompts), owed)
-
-    def _secure_blocks(self, counts: IntArray) -> tuple[IntArray, IntArray, list[str], bool]:
-        """Preempts, or has rows sit out, until the free blocks suffice for `counts` more tokens of the running rows.
-
-        Returns rows, their counts, the requests preempted, and whether blocks were short.
-        """
-        preempted: list[str] = []
-        while True:
-            rows = self.roster.running
-            missing = self.tables.missing_blocks(rows, self.rows.num_scheduled[rows] + counts)
-            needed, free = int(missing.sum()), self.allocator.num_free
-            if needed <= free:
-                return rows, counts, preempted, bool(preempted)
-            if self.allocator.num_fenced:
-                counts = np.where((missing > 0) & (np.cumsum(missing) > free), 0, counts)
-                return rows, counts, preempted, True
-            if rows.size == 1:
-                raise PoolExhausted(needed, free, 0, self.allocator.num_reserved)
-            preempted.append(self.roster.preempt(int(rows[-1])))
-            counts = counts[:-1]
-
-    def _admit(self, rows: IntArray, counts: IntArray) -> tuple[IntArray, IntArray]:
-        """Takes requests from the queue while rows, budget and blocks last; returns rows and counts with theirs."""
-        scheduled = self.rows.num_scheduled[rows] + counts
-        promised = self.tables.missing_blocks(rows, np.maximum(scheduled, self.rows.num_tokens[rows]))
-        free = self.allocator.num_free - int(promised.sum())
-        left = self.config.token_budget - int(counts.sum())
-        chunks: list[int] = []
-        while self.roster.waiting and left > 0 and self.rows.has_free:
-            sequence = self.roster.waiting[0]
-            length = sequence.tokens.size
-            needed = blocks_for(min(length + 1, sequence.request.max_stored_tokens), self.tables.block_size)
-            alone = self.roster.running.size == 0
-            if needed > free - (0 if alone else self.config.watermark_blocks):
-                if alone and not self.allocator.steps_in_flight:
-                    raise PoolExhausted(needed, free, 0, self.allocator.num_reserved)
-                break
-            self.roster.enter()
-            chunks.append(min(left, length))
-            free, left = free - needed, left - chunks[-1]
-        return self.roster.running, np.concatenate((counts, np.array(chunks, np.int64)))

@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import numpy as np
 
-from .allocator import BlockAllocator
 from .block_tables import BlockTables
 from .errors import Invariant, InvariantViolation
+from .kv_ledger import KVLedger
 from .roster import Roster
 from .rows import NO_TICKET
 
 
-def check_scheduler(allocator: BlockAllocator, tables: BlockTables, roster: Roster) -> None:
+def check_scheduler(ledger: KVLedger, roster: Roster) -> None:
     """Checks pool, tables, rows and queue against each other.
 
     Raises:
         InvariantViolation: the first invariant that does not hold.
     """
+    allocator, tables = ledger.allocator, ledger.tables
     tables.check()
-    allocator.check(tables.count_references(allocator.num_blocks))
+    references = tables.count_references(allocator.num_blocks) + ledger.pending_references
+    if roster.sharing is not None:
+        references += roster.sharing.references()
+        roster.sharing.check()
+    allocator.check(references)
+    ledger.check()
     _check_rows(roster)
     _check_coverage(tables, roster)
     _check_progress(roster, len(allocator.steps_in_flight))
+    _check_parked(roster)
 
 
 def _check_rows(roster: Roster) -> None:
@@ -51,7 +58,7 @@ def _check_coverage(tables: BlockTables, roster: Roster) -> None:
 
 def _check_progress(roster: Roster, steps_in_flight: int) -> None:
     state = roster.rows
-    too_far = state.num_scheduled > state.num_tokens + state.num_pending
+    too_far = state.num_scheduled > state.num_tokens + state.num_pending + state.num_drafts
     wrong = np.flatnonzero(too_far | (state.num_pending < 0) | (state.num_pending > steps_in_flight))
     if wrong.size:
         row = int(wrong[0])
@@ -60,3 +67,16 @@ def _check_progress(roster: Roster, steps_in_flight: int) -> None:
             f"row {row} has {state.num_tokens[row]} tokens, {state.num_pending[row]} to come from "
             f"{steps_in_flight} steps in flight and {state.num_scheduled[row]} scheduled",
         )
+
+
+def _check_parked(roster: Roster) -> None:
+    """Host memory is held by sequences that wait, each block by one."""
+    parked = [sequence for sequence in roster.live.values() if sequence.parked is not None]
+    running = [sequence.request_id for sequence in parked if sequence.row >= 0]
+    if running:
+        raise InvariantViolation(Invariant.ROWS, f"{running} run and are in host memory at once")
+    if roster.swap is None:
+        return
+    named = [sequence.parked.host_blocks for sequence in parked if sequence.parked is not None]
+    blocks = np.concatenate(named) if named else np.empty(0, np.int64)
+    roster.swap.allocator.check(np.bincount(blocks, minlength=roster.swap.allocator.num_blocks))

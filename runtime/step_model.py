@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from .kv_cache import KVCache
+from .block_memory import BlockMemory
 from .limits import BatchLimits
 from .plan import StepPlan
 
@@ -31,14 +31,18 @@ class StepModel(Protocol):
     """A model on a paged cache, as the loop needs it.
 
     Attributes:
-        cache: its KV pools.
+        cache: its pools.
         limits: the largest step that it takes.
         vocab_size: token ids are 0 to vocab_size - 1.
     """
 
-    cache: KVCache
     limits: BatchLimits
     vocab_size: int
+
+    @property
+    def cache(self) -> BlockMemory:
+        """Its pools."""
+        ...
 
     def forward(self, plan: StepPlan) -> Forward:
         """Runs a step: stores K and V of its tokens, attends, and returns the logits of those that are sampled."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from . import cli_check, cli_emulate, cli_explain, cli_export, cli_report, cli_show, cli_tune
+from . import cli_check, cli_emulate, cli_explain, cli_export, cli_replay, cli_report, cli_show, cli_tune
 from .errors import UsageError
 
 EXIT_USAGE, EXIT_INTERRUPTED = 2, 130
@@ -27,7 +27,7 @@ def make_app() -> typer.Typer:
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
     )
-    for part in (cli_show, cli_check, cli_emulate, cli_tune, cli_explain, cli_report, cli_export):
+    for part in (cli_show, cli_check, cli_emulate, cli_tune, cli_explain, cli_report, cli_export, cli_replay):
         part.register(app)
     return app
 

@@ -20,6 +20,7 @@ from ...kernels.bounds import Bounds
 from ...kernels.device import DeviceKind
 from ...kernels.dispatch import Winner
 from ...kernels.eager import Eager
+from ...kernels.executors import make_executor, torch_device
 from ...kernels.launch import Executor, LaunchPlan
 from ...kernels.native import LaunchError, NativeExecutor
 from ...kernels.record import TimeEvidence
@@ -27,7 +28,7 @@ from ...kernels.variant import Config, Variant
 from ...kernels.workload import Workload
 from ..artifact_source import ArtifactUnavailable
 from .calibration_inputs import Inputs, launched, sets_beyond_cache
-from .gpu_timing import GraphSampler, Run, executor_for, tensor_device
+from .gpu_timing import GraphSampler, Run
 from .manifest import Finalist, Finalists
 from .overrides import CALIBRATION_SCHEMA, Calibration
 from .package import Package
@@ -130,12 +131,12 @@ def _prepare(package: Package, cell: Finalists, finalist: Finalist) -> _Candidat
         return reason
     try:
         artifacts = package.artifacts.artifacts(variant, cell.problem, cell.pool_format, config, package.device)
-        executor = executor_for(package.device.kind, artifacts)
+        executor = make_executor(package.device.kind, artifacts)
     except (ArtifactUnavailable, LaunchError) as error:
         return str(error)
     plan = variant.plan(cell.problem, cell.pool_format, config, cell.bucket.bounds)
     keys = tuple(a.key for a in artifacts)
-    return _Candidate(finalist, variant, config, plan, executor, tensor_device(package.device.kind), keys)
+    return _Candidate(finalist, variant, config, plan, executor, torch_device(package.device.kind), keys)
 
 
 def _fault(candidate: _Candidate, cell: Finalists) -> str:

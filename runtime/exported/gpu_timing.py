@@ -1,4 +1,4 @@
-"""What calibration does differently on a GPU: where tensors lie, what launches, and how launches are timed.
+"""How calibration times launches on a GPU.
 
 A sample is one replay of a CUDA graph that holds a launch on every batch, between two events: no launch from Python is
 in the measured time, and no batch is found in the L2 again.
@@ -6,36 +6,12 @@ in the measured time, and no batch is found in the L2 again.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from ...kernels.artifact import Artifact
-from ...kernels.device import DeviceKind
-from ...kernels.launch import Executor
-from ...kernels.native import NativeExecutor
-
 Run = Callable[[], None]
-
-
-def executor_for(kind: DeviceKind, artifacts: Sequence[Artifact]) -> Executor:
-    """What launches these binaries here.
-
-    Raises:
-        LaunchError: a binary does not load, or there is no CUDA driver.
-    """
-    if kind is DeviceKind.CPU:
-        return NativeExecutor(artifacts)
-    module: Any = importlib.import_module("...kernels.executors", __package__)  # only where there is a GPU
-    executor: Executor = module.make_executor(kind, artifacts)
-    return executor
-
-
-def tensor_device(kind: DeviceKind) -> torch.device:
-    """Where tensors of a kind of device lie."""
-    return torch.device("cuda" if kind is DeviceKind.CUDA else "cpu")
 
 
 class GraphSampler:

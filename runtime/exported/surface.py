@@ -12,6 +12,8 @@ from ..adapters.config_problem import problem_of_config
 from ..adapters.transformers import PagedTransformer
 from ..allocator import BlockAllocator
 from ..attention import PagedAttention, PagedOp, Workspaces
+from ..beam import BeamParams, BeamSearch, Hypothesis
+from ..block_memory import BlockMemory
 from ..block_tables import BlockTables
 from ..decode_loop import DecodeLoop, Forward, StepModel
 from ..dispatch import Dispatch, NoKernel
@@ -26,23 +28,33 @@ from ..errors import (
     UnknownRequest,
 )
 from ..explanation import Explanation
+from ..graph_batch import GraphBatch
 from ..kv_cache import KVCache
+from ..kv_ledger import KVLedger
+from ..kv_shadow import Fault, KVShadow
+from ..latent_cache import LatentCache
 from ..launch_group import LayerAttention
 from ..limits import BatchLimits
-from ..metrics import Snapshot
+from ..metrics import PoolBytes, SequenceReport, Snapshot
 from ..model_attention import ModelAttention
 from ..plan import StepOutput, StepPlan
+from ..prefix_cache import PrefixCache
+from ..prefix_events import Namespace, PrefixStatistics
 from ..sampling import SamplingParams
 from ..scheduler import Scheduler, SchedulerConfig
 from ..sequence import Finished, FinishReason, Request
 from ..step_times import StepTimes
+from ..swap import HostPool, Preemption, SwapPolicy, SwapSpace, copy_blocks
 from .calibrate import calibrate
 from .integrity import PackageError
 from .package import Package, load
 
 __all__ = [
     "BatchLimits",
+    "BeamParams",
+    "BeamSearch",
     "BlockAllocator",
+    "BlockMemory",
     "BlockTables",
     "Bounds",
     "CacheInUse",
@@ -52,15 +64,23 @@ __all__ = [
     "DeviceKind",
     "Dispatch",
     "Explanation",
+    "Fault",
     "FinishReason",
     "Finished",
     "Forward",
+    "GraphBatch",
+    "HostPool",
+    "Hypothesis",
     "InvalidRequest",
     "InvariantViolation",
     "KVCache",
+    "KVLedger",
+    "KVShadow",
+    "LatentCache",
     "LayerAttention",
     "Layout",
     "ModelAttention",
+    "Namespace",
     "NoKernel",
     "Package",
     "PackageError",
@@ -68,8 +88,12 @@ __all__ = [
     "PagedOp",
     "PagedRuntimeError",
     "PagedTransformer",
+    "PoolBytes",
     "PoolExhausted",
     "PoolFormat",
+    "Preemption",
+    "PrefixCache",
+    "PrefixStatistics",
     "Problem",
     "Request",
     "RequestFinished",
@@ -78,15 +102,19 @@ __all__ = [
     "ScaleKind",
     "Scheduler",
     "SchedulerConfig",
+    "SequenceReport",
     "Snapshot",
     "StepModel",
     "StepOutput",
     "StepPlan",
     "StepTimes",
+    "SwapPolicy",
+    "SwapSpace",
     "UnknownRequest",
     "UnsupportedModel",
     "Workspaces",
     "calibrate",
+    "copy_blocks",
     "load",
     "problem_of_config",
 ]

@@ -21,7 +21,7 @@ from pagedtune.harness.nvidia import probe_nvidia
 
 STAGES = ("facts", "bandwidth", "build", "gate", "timings", "counters", "sanitizer")
 # Not on the machine that it is made for.
-ABSENT = ("allpairspy", "yaml", "pydantic", "typer", "rich", "pandas", "matplotlib", "psutil")
+ABSENT = ("yaml", "pydantic", "typer", "rich", "pandas", "matplotlib", "psutil")
 
 
 def run_python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:

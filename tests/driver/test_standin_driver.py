@@ -184,6 +184,40 @@ def test_memory_goes_back_when_nothing_refers_to_it(context: CudaContext) -> Non
     assert status(context.driver.cuMemFree(address)) == "CUDA_ERROR_INVALID_VALUE"  # it is free already
 
 
+def test_memory_may_go_back_while_a_kernel_is_being_launched(mixed: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The garbage collector picks its moment: here, in the middle of collecting what the kernel may touch."""
+    from pagedtune.harness.vgpu.address_space import AddressSpace
+
+    spare = [mixed.context.allocate(64) for _ in range(8)]
+    add = AddressSpace.add
+
+    def add_and_collect(self: AddressSpace, *args: Any) -> None:
+        if spare:
+            spare.pop()
+        add(self, *args)
+
+    monkeypatch.setattr(AddressSpace, "add", add_and_collect)
+    mixed.prepare(mixed_plan())()
+    assert not spare
+    assert (mixed.fetch("out") == (1 << 40) - 5 + 2).all()
+
+
+def test_memory_that_is_dropped_during_a_capture_goes_back_after_it(context: CudaContext) -> None:
+    kept = context.allocate(8)
+    spare = [context.allocate(8)]
+    address = spare[0].address
+
+    def launch() -> None:
+        spare.clear()  # freeing it now would break the capture
+        kept.fill(1)
+
+    context.capture(launch).replay()
+    back = torch.zeros(8, dtype=torch.uint8)
+    kept.copy_to(back)
+    assert back.tolist() == [1] * 8
+    assert status(context.driver.cuMemFree(address)) == "CUDA_ERROR_INVALID_VALUE"  # it is free already
+
+
 def test_the_device_is_described_as_the_driver_tells_it(context: CudaContext) -> None:
     device = context.device()
     facts = ("name", "product", "capability", "num_units", "registers_per_unit", "shared_bytes_per_block", "l2_bytes")

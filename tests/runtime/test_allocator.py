@@ -90,6 +90,42 @@ def test_a_block_outside_the_pool_is_refused(block: int) -> None:
     allocator.check()
 
 
+def test_single_blocks_follow_the_same_rules() -> None:
+    allocator = BlockAllocator(3)
+    assert [allocator.allocate_one() for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(PoolExhausted, match="1 blocks asked for, 0 free"):
+        allocator.allocate_one()
+    allocator.add_reference([1])
+    allocator.free_one(1)
+    assert state_of(allocator) == (0, 3, 0, 0)
+    allocator.free_one(1)
+    allocator.free_one(2)
+    with pytest.raises(DoubleFree, match="block 1 is free with 0 references"):
+        allocator.free_one(1)
+    assert allocator.allocate(2).tolist() == [2, 1], "singly or in bulk, the order is that of one stack"
+    step = allocator.begin_step()
+    allocator.free_one(2)
+    assert state_of(allocator) == (0, 2, 1, 0)
+    with pytest.raises(DoubleFree, match="block 2 is fenced"):
+        allocator.free_one(2)
+    allocator.end_step(step)
+    assert allocator.allocate_one() == 2
+    for block in (-1, 3, 2**40):
+        with pytest.raises(InvalidBlock, match=f"block {block} is outside the pool: ids are 0 to 2"):
+            allocator.free_one(block)
+    allocator.check()
+
+
+@pytest.mark.parametrize(("blocks", "back"), [([0, 1, 1], [0, 1]), ([1, 0, 1, 2], [0, 1, 2]), ([1, 1], [1])])
+def test_a_block_named_several_times_comes_back_where_it_was_named_last(blocks: list[int], back: list[int]) -> None:
+    allocator = BlockAllocator(3)
+    allocator.allocate(3)
+    allocator.add_reference([1])
+    allocator.free(blocks)
+    allocator.check()
+    assert allocator.allocate(len(back)).tolist() == back
+
+
 def test_a_free_block_cannot_be_shared_or_read() -> None:
     allocator = BlockAllocator(2)
     with pytest.raises(InvalidBlock, match="block 1 is free"):

@@ -102,7 +102,7 @@ def test_a_failed_step_is_computed_anew() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "message"), [([], "samples 1 tokens"), ([1, 2], "samples 1 tokens"), ([100], "0 to 99"), ([-1], "-1")]
+    ("tokens", "message"), [([], "samples 1 tokens"), ([1, 2], "samples 1 tokens"), ([100], "0 to 99"), ([-2], "-2")]
 )
 def test_bad_tokens_leave_the_step_in_flight(tokens: list[int], message: str) -> None:
     scheduler = make()
@@ -112,6 +112,23 @@ def test_bad_tokens_leave_the_step_in_flight(tokens: list[int], message: str) ->
         scheduler.commit(plan, tokens)
     scheduler.check()
     assert scheduler.commit(plan, torch.tensor([5])).tokens.tolist() == [5]
+
+
+def test_a_withheld_token_pauses_its_sequence_until_it_is_given() -> None:
+    scheduler = make()
+    for name in ("a", "b"):
+        scheduler.add(request(name, 2, 3))
+    output = scheduler.commit(next_plan(scheduler), [-1, 7])
+    assert output.request_ids.tolist() == ["b"]
+    assert shape(next_plan(scheduler)) == {"b": 1}, "a has nothing to go on from"
+    with pytest.raises(InvalidRequest, match="token 100 in token"):
+        scheduler.give("a", 100)
+    assert scheduler.give("a", 5) is None
+    scheduler.check()
+    plan = next_plan(scheduler)
+    assert plan.input_ids[plan.request_ids.tolist().index("a")] == 5
+    with pytest.raises(InvalidRequest, match="'a' lacks no token"):
+        scheduler.give("a", 5)
 
 
 @pytest.mark.parametrize(

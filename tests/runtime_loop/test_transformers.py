@@ -295,3 +295,25 @@ def test_sampling_with_a_seed_does_not_depend_on_the_batch() -> None:
         loop.check(idle=True)
     assert [r.tokens for r in together] == [r.tokens for r in alone]
     assert all(a.tokens != b.tokens for a, b in zip(together, greedy, strict=True))
+
+
+@pytest.mark.parametrize("dispatch", [NATIVE, EAGER], ids=["native", "eager"])
+def test_blocks_behind_the_window_of_all_layers_are_given_back_without_changing_a_token(dispatch: Dispatch) -> None:
+    """The kernels must not follow the table there: entries given back name nothing, and their blocks are reused."""
+    prompts = [[(i * 7 + k) % VOCAB for i in range(length)] for k, length in enumerate((21, 5, 33))]
+    model, found, most = mistral(), [], []
+    for window in (None, 6):
+        with PagedTransformer(model, FORMAT, 60, dispatch, LIMITS, debug=True) as paged:
+            assert {problem.window for problem in paged.problems} == {6}
+            loop = DecodeLoop(paged, debug=True, window=window, shadow=True)
+            loop.add_all(Request(f"r{i}", tuple(prompt), 30, n=2) for i, prompt in enumerate(prompts))
+            results, held = {}, 0
+            while output := loop.step():
+                loop.check()
+                held = max(held, loop.snapshot().named)
+                results |= {finished.request_id: finished.tokens for finished in output.finished}
+            loop.check(idle=True)
+            found.append(results)
+            most.append(held)
+    assert found[0] == found[1]
+    assert most[1] < most[0] / 2

@@ -17,6 +17,7 @@ from pagedtune.runtime.kv_cache import KVCache
 from pagedtune.runtime.limits import BatchLimits
 from pagedtune.runtime.plan import StepPlan
 from pagedtune.runtime.step_model import Forward
+from pagedtune.runtime.swap import copy_blocks
 
 VOCAB = 101
 
@@ -64,14 +65,16 @@ class ToyModel:
         self.passes += 1
         assert plan.num_tokens <= self.limits.token_budget
         assert len(plan.rows) <= self.limits.max_num_seqs
+        if plan.copies is not None:
+            copy_blocks(self.cache, plan.copies)
         self._slots[plan.slot_mapping] = plan.input_ids.float()
         if self.passes in self.fail_at:
             raise FloatingPointError(f"pass {self.passes} fails as it was told to")
-        rows = [
-            self._logits(table, int(length))
-            for table, length, samples in zip(plan.block_table, plan.context_lens, plan.samples, strict=True)
-            if samples
-        ]
+        ends = plan.query_start_loc[1:].tolist()
+        rows = []
+        for index in plan.sample_index.tolist():  # a token's own sequence, read up to it
+            i = next(i for i, end in enumerate(ends) if index < end)
+            rows.append(self._logits(plan.block_table[i], int(plan.context_lens[i]) - (ends[i] - 1 - index)))
         logits = torch.stack(rows) if rows else torch.empty((0, VOCAB))
         return Forward(logits, model_ns=1, kernel_ns=1)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,9 +38,13 @@ def target(num_seqs: int = len(LENGTHS)) -> Target:
     return Target(CudaPaged(), CudaPagedConfig(4), PROBLEM, FORMAT, Bounds(num_seqs, 512), GPU)
 
 
-@pytest.fixture(autouse=True)
-def _no_old_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(count_run, "_code_key", lambda: "test")
+@pytest.fixture(scope="module", autouse=True)
+def _own_counts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Counts are kept in a folder of these tests."""
+    folder = tmp_path_factory.mktemp("counts")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(count_run, "cache_dir", lambda: folder)
+        yield
 
 
 @needs_nvrtc
@@ -82,7 +87,7 @@ def test_irregular_work_is_run_whole_or_not_at_all(monkeypatch: pytest.MonkeyPat
 
 @needs_nvrtc
 def test_counts_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("PAGEDTUNE_CACHE", str(tmp_path))
+    monkeypatch.setattr(count_run, "cache_dir", lambda: tmp_path)
     first = count(target(1), Workload((100,)))
     assert list((tmp_path / "counts").glob("*.json"))
     monkeypatch.setattr(count_run, "_count", lambda run: pytest.fail("counted again"))

@@ -17,7 +17,7 @@ from pagedtune.tuner.errors import UsageError
 from pagedtune.tuner.store import open_store
 
 MakeRecord = Callable[..., Record]
-COMMANDS = ["devices", "variants", "check", "tune", "winners", "report", "explain", "bench", "compare"]
+COMMANDS = ["devices", "variants", "check", "tune", "winners", "report", "explain", "bench", "compare", "replay"]
 H100 = Device("h100", DeviceKind.CUDA, "NVIDIA H100 80GB HBM3", capability=90, num_units=132)
 
 

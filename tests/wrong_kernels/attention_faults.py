@@ -175,7 +175,7 @@ FEATURES = (
           lambda case: case.problem.sinks and longer_than(32)(case), num_splits=4),
     fault("sink folded against 0, not the maximum", "#33", HOST,
           ("const double top = std::max(maximum, *sink);", "const double top = std::max(maximum, 0.0f);"), VALUE,
-          with_hazard(Hazard.HUGE_SINKS)),
+          lambda case: Hazard.HUGE_SINKS in case.hazards and Hazard.NO_LSE not in case.hazards),
     fault("a row of only a sink has LSE -inf", "#33", HOST,
           ("if (maximum == -INFINITY || *sink == INFINITY) return {0.0f, *sink, true};",
            "if (maximum == -INFINITY || *sink == INFINITY) return {0.0f, maximum, true};"), VALUE,

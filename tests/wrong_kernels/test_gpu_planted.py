@@ -7,19 +7,22 @@ from types import ModuleType
 
 import pytest
 
-from pagedtune.kernels import cuda_paged, triton_split
+from pagedtune.kernels import cuda_paged, cuda_split_mma, triton_split
 from pagedtune.kernels.cuda_paged import CudaPaged
+from pagedtune.kernels.cuda_split_mma import CudaSplitMma
 from pagedtune.kernels.record import Status
 from pagedtune.kernels.triton_split import TritonSplit
 from pagedtune.kernels.variant import Variant
 
 from .cuda_paged_faults import CUDA_PAGED_FAULTS
 from .gpu_planted import H100, GpuFault, result_of, run_case
+from .split_mma_faults import SPLIT_MMA_FAULTS
 from .triton_split_faults import TRITON_SPLIT_FAULTS
 
 FAMILIES: tuple[tuple[Variant, ModuleType, tuple[GpuFault, ...]], ...] = (
     (TritonSplit(), triton_split, TRITON_SPLIT_FAULTS),
     (CudaPaged(), cuda_paged, CUDA_PAGED_FAULTS),
+    (CudaSplitMma(), cuda_split_mma, SPLIT_MMA_FAULTS),
 )
 PLANTED = [(variant, module, fault) for variant, module, faults in FAMILIES for fault in faults]
 

@@ -1,0 +1,95 @@
+// What the parts of the split kernel share: its compile-time shape, its arguments, and which rows a block works on.
+//
+// Compile-time definitions:
+//   PT_HEAD_DIM_K, PT_HEAD_DIM_V   elements of a head
+//   PT_GROUP                       query heads of a KV head
+//   PT_ROW_TILES                   N tiles of 8 query rows
+//   PT_BLOCK_SIZE                  tokens of a KV block
+//   PT_WARPS, PT_WARP_TOKENS, PT_STAGES
+//   PT_Q_DTYPE, PT_KV_DTYPE        codes of types.cuh
+//   PT_WINDOW                      keys that a query sees, 0 for all
+//   PT_HAS_CAP, PT_HAS_SINKS, PT_HAS_ALIBI, PT_HAS_SCALES, PT_SCALE_STRIDE
+//   PT_MERGE                       0 one split; 1 a second kernel merges; 2 the last block of a row merges; 3 a second
+//                                  kernel merges that is launched while this one runs
+//   PT_SHARED_BYTES                dynamic shared memory that the host asks for
+#pragma once
+#include "types.cuh"
+#include "copies.cuh"
+#include "mma.cuh"
+#include "softmax.cuh"
+#include "merge.cuh"
+
+using namespace pt;
+
+constexpr int DK = PT_HEAD_DIM_K, DV = PT_HEAD_DIM_V, GROUP = PT_GROUP, NT = PT_ROW_TILES, ROWS = 8 * NT;
+constexpr int WARPS = PT_WARPS, WARP_TOKENS = PT_WARP_TOKENS, STAGES = PT_STAGES, TILE = WARPS * WARP_TOKENS;
+constexpr int MT = WARP_TOKENS / 16, KS = (DK + 15) / 16, VT = (DV + 15) / 16;
+using Q = Type<PT_Q_DTYPE>::T;
+// 8-bit pools are widened to halves on their way to the tensor core, which is exact; so are the weights then, and the
+// query, times a power of two per row that keeps bf16 in range (a value 2^31 below the row's largest is still exact).
+constexpr int KV_BYTES = PT_KV_DTYPE >= E4M3 ? 1 : 2, MMA_DTYPE = KV_BYTES == 1 ? FP16 : PT_Q_DTYPE;
+constexpr bool SCALED_QUERY = MMA_DTYPE != PT_Q_DTYPE;
+constexpr int K_CHUNKS = 16 * KS * KV_BYTES / 16, V_CHUNKS = 16 * VT * KV_BYTES / 16;
+using KTile = Tile<K_CHUNKS>;
+using VTile = Tile<V_CHUNKS>;
+constexpr int V_START = WARP_TOKENS * KTile::PITCH, STAGE_BYTES = V_START + WARP_TOKENS * VTile::PITCH;
+constexpr bool QUERY_IN_REGISTERS = KS * NT <= 16;
+using QTile = Tile<2 * KS>;
+
+// Shared memory: the warps' pipelines, later the warps' outputs; then the rest.
+constexpr int OUT_PITCH = 16 * VT + 4;  // floats; two rows lie 8 banks apart
+constexpr int PIPELINE_BYTES = WARPS * STAGES * STAGE_BYTES, OUT_BYTES = WARPS * ROWS * OUT_PITCH * 4;
+constexpr int RING = PIPELINE_BYTES > OUT_BYTES ? PIPELINE_BYTES : OUT_BYTES, RING_BYTES = WARPS * 2 * WARP_TOKENS * 16;
+constexpr int QUERY = RING + RING_BYTES, QUERY_BYTES = QUERY_IN_REGISTERS ? 0 : ROWS * QTile::PITCH;
+constexpr int STATS = QUERY + QUERY_BYTES, STATS_BYTES = (2 * WARPS + 2) * ROWS * 4;
+constexpr int QUERY_SCALES = STATS + (2 * WARPS + 1) * ROWS * 4;
+constexpr int SHARED_BYTES = STATS + STATS_BYTES + 16;
+static_assert(SHARED_BYTES == PT_SHARED_BYTES, "the host plans another amount of shared memory");
+
+struct Params {
+    Q* out;                      // [num_tokens, num_q_heads, DV]
+    const Q* q;                  // [num_tokens, num_q_heads, DK]
+    const u8 *k_cache, *v_cache;
+    const int* block_table;      // [num_seqs, max_blocks]
+    const int* context_lens;     // [num_seqs]
+    const int* query_start_loc;  // [num_seqs + 1]
+    const float *sinks, *alibi_slopes, *k_scale, *v_scale;
+    float *lse, *partial_out, *partial_lse;  // partials [num_tokens, num_q_heads, num_partials, ...]
+    int* arrivals;               // [sequence, row chunk, KV head], zero at launch
+    i64 q_token, q_head, k_block, k_slot, k_head, v_block, v_slot, v_head, out_token, out_head, lse_token, table_seq;
+    i64 num_seqs, num_kv_heads, num_chunks, num_splits, split_tokens, num_partials;
+    float scale, soft_cap;
+};
+
+// What a block works on: the rows from `first_row` on of (query token, query head of the group) of one sequence.
+struct Work {
+    int kv_head, chunk, seq, split;
+
+    __device__ __forceinline__ explicit Work(const Params& p) : split(blockIdx.y) {
+        const u32 heads = u32(p.num_kv_heads), chunks = u32(p.num_chunks), rest = blockIdx.x / heads;
+        kv_head = int(blockIdx.x - rest * heads);
+        seq = int(rest / chunks);
+        chunk = int(rest - u32(seq) * chunks);
+    }
+};
+
+// Where a row's query is and where its results go.
+struct Rows {
+    int first, count, start, position;  // of the chunk; count: live rows; position: of the first query token
+    i64 head, num_heads;
+
+    __device__ __forceinline__ Rows(const Params& p, const Work& w, const Sequence& s)
+        : first(w.chunk * ROWS), count(min(s.query_len * GROUP - first, ROWS)), start(s.start),
+          position(s.context - s.query_len), head(i64(w.kv_head) * GROUP), num_heads(p.num_kv_heads * GROUP) {}
+    __device__ __forceinline__ int query(int row) const { return (first + row) / GROUP; }
+    __device__ __forceinline__ i64 token(int row) const { return start + query(row); }
+    __device__ __forceinline__ i64 q_head(int row) const { return head + (first + row) % GROUP; }
+    __device__ __forceinline__ i64 partial(int row) const { return token(row) * num_heads + q_head(row); }
+    __device__ __forceinline__ RowOutput<Q> output(const Params& p, int row) const {
+        float* lse = p.lse == nullptr ? nullptr : p.lse + token(row) * p.lse_token + q_head(row);
+        return {p.out + token(row) * p.out_token + q_head(row) * p.out_head, lse};
+    }
+    __device__ __forceinline__ float sink(const Params& p, int row) const {
+        return PT_HAS_SINKS ? p.sinks[q_head(row)] * LOG2E : -infinity();
+    }
+};

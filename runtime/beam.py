@@ -1,0 +1,189 @@
+"""Beam search on forks: beams share the blocks of what they have in common, and a dropped beam gives its own back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from .arrays import blocks_for
+from .errors import RequestTooLarge
+from .plan import WITHHELD, StepPlan
+from .scheduler import Scheduler
+from .sequence import Finished, Request
+
+
+@dataclass(frozen=True)
+class BeamParams:
+    """How to search.
+
+    Args:
+        num_beams: sequences kept at each length.
+        length_penalty: a hypothesis of n tokens scores its log probability / n^penalty: above 0 favours long ones.
+        early_stopping: ends with as many finished hypotheses as beams; else once none that runs can beat the worst
+            of them, by what it scores now.
+
+    Raises:
+        ValueError: no beam.
+    """
+
+    num_beams: int
+    length_penalty: float = 1.0
+    early_stopping: bool = False
+
+    def __post_init__(self) -> None:
+        if self.num_beams < 1:
+            raise ValueError(f"num_beams={self.num_beams} must be at least 1")
+
+
+@dataclass(frozen=True, order=True)
+class Hypothesis:
+    """A result.
+
+    Args:
+        score: log probability of its tokens / their number^length_penalty.
+        tokens: output, a stop token included.
+    """
+
+    score: float
+    tokens: tuple[int, ...]
+
+
+@dataclass
+class _Beam:
+    """A running one: its score, its output, and the best continuations once its step has run."""
+
+    score: float
+    tokens: tuple[int, ...]
+    candidates: tuple[torch.Tensor, torch.Tensor] | None = None  # (log probabilities, tokens), best first
+
+
+@dataclass
+class BeamSearch:
+    """One search, beside whatever else the scheduler runs.
+
+    Its beams withhold their tokens: when all of them have run, the best continuations of all become the beams of
+    the next length. A beam that goes on twice is forked, one that does not is cancelled. Beams that lost their
+    blocks meanwhile are waited for.
+
+    Args:
+        request: prompt, longest output and stop tokens; sampling parameters are not used.
+        params: how to search.
+    """
+
+    request: Request
+    params: BeamParams
+    finished: list[Hypothesis] = field(default_factory=list)
+    is_done: bool = False
+    _beams: dict[str, _Beam] = field(default_factory=dict)
+    _num_forks: int = 0
+
+    def start(self, scheduler: Scheduler) -> None:
+        """Queues the first beam.
+
+        Raises:
+            RequestTooLarge: the pool does not hold all beams at their longest.
+            InvalidRequest: as for `Scheduler.add`.
+        """
+        size, count = scheduler.tables.block_size, self.params.num_beams
+        shared = (len(self.request.prompt) - 1) // size
+        needed = shared + count * (blocks_for(self.request.max_stored_tokens, size) - shared)
+        most = scheduler.allocator.num_blocks - scheduler.allocator.num_reserved
+        if needed > most or count > scheduler.tables.max_num_seqs:
+            raise RequestTooLarge(
+                f"request {self.request.request_id!r}: {count} beams take up to {needed} blocks and {count} rows; "
+                f"there are {most} and {scheduler.tables.max_num_seqs}. Fewer beams, a shorter output or a larger pool"
+            )
+        # One token more than asked for, so that the search and not the scheduler ends the last ones.
+        plain = self.request.with_changes(stop_token_ids=(), max_new_tokens=self.request.max_new_tokens + 1)
+        scheduler.add(plain)
+        self._beams[self.request.request_id] = _Beam(0.0, ())
+
+    def withhold(self, plan: StepPlan, logits: torch.Tensor, tokens: torch.Tensor) -> None:
+        """Takes the logits of its beams, and withholds their tokens; call it between sampling and commit."""
+        names = plan.request_ids[plan.samples].tolist()
+        if plan.num_samples is not None:
+            names = np.repeat(plan.request_ids, plan.num_samples).tolist()
+        for i, name in enumerate(names):
+            if (beam := self._beams.get(name)) is not None:
+                best = torch.log_softmax(logits[i].float(), dim=-1).topk(self._width(logits.shape[1]))
+                beam.candidates = (best.values, best.indices)
+                # A row of NaN has sampled what is no token: that stays, so that `commit` refuses it.
+                tokens[i : i + 1].masked_fill_(tokens[i : i + 1] < logits.shape[1], WITHHELD)
+
+    def advance(self, scheduler: Scheduler) -> None:
+        """Chooses the next beams if all have run; call it after commit."""
+        if self.is_done:
+            return
+        if any(name not in scheduler.roster.live for name in self._beams):
+            self.cancel(scheduler)  # somebody cancelled a beam: that ends the search
+            return
+        if not all(scheduler.lacks_token(name) for name in self._beams):
+            return  # one has yet to run, or was preempted and runs again
+        chosen = self._choose()
+        if chosen:
+            self._continue(scheduler, chosen)
+        else:
+            self.cancel(scheduler)
+
+    def cancel(self, scheduler: Scheduler) -> tuple[Finished, ...]:
+        """Gives up what runs."""
+        ended = tuple(scheduler.cancel(name) for name in self._beams if name in scheduler.roster.live)
+        self._beams.clear()
+        self.is_done = True
+        return ended
+
+    def _width(self, vocab_size: int) -> int:
+        """Continuations looked at: as many again as there are beams, should those end in stop tokens."""
+        return min(2 * self.params.num_beams, vocab_size)
+
+    def _choose(self) -> list[tuple[float, str, int]]:
+        """The next beams, best first: (score, parent, token); none if this is the end. Finished ones are kept."""
+        names, scores, tokens = [], [], []
+        for name, beam in self._beams.items():
+            assert beam.candidates is not None
+            values, ids = beam.candidates
+            names += [name] * len(ids)
+            scores.append(values + beam.score)
+            tokens.append(ids)
+        all_scores, all_tokens = torch.cat(scores), torch.cat(tokens)
+        order = all_scores.topk(min(2 * self.params.num_beams, len(names))).indices.tolist()
+        ranked = [(float(all_scores[i]), names[i], int(all_tokens[i])) for i in order]
+        length = len(next(iter(self._beams.values())).tokens) + 1
+        last = length == self.request.max_new_tokens
+        running = []
+        for rank, (score, name, token) in enumerate(ranked):
+            if not last and token not in self.request.stop_token_ids:
+                running.append((score, name, token))
+            elif rank < self.params.num_beams:
+                tokens_so_far = (*self._beams[name].tokens, token)
+                self.finished.append(Hypothesis(score / length**self.params.length_penalty, tokens_so_far))
+        self.finished = sorted(self.finished, key=lambda one: -one.score)[: self.params.num_beams]
+        running = running[: self.params.num_beams]
+        return [] if not running or self._cannot_improve(running[0][0], length) else running
+
+    def _cannot_improve(self, best: float, length: int) -> bool:
+        if len(self.finished) < self.params.num_beams:
+            return False
+        return self.params.early_stopping or best / length**self.params.length_penalty <= self.finished[-1].score
+
+    def _continue(self, scheduler: Scheduler, chosen: list[tuple[float, str, int]]) -> None:
+        """Forks parents that go on more than once, drops those that do not, and hands the tokens in."""
+        before, self._beams = self._beams, {}
+        in_place: dict[str, int] = {}
+        for score, parent, token in chosen:
+            beam = _Beam(score, (*before[parent].tokens, token))
+            if parent not in in_place:
+                in_place[parent] = token
+                self._beams[parent] = beam
+                continue
+            self._num_forks += 1
+            name = f"{self.request.request_id}~{self._num_forks}"
+            scheduler.fork(parent, name, tokens=(token,))
+            self._beams[name] = beam
+        for name in before:
+            if name in in_place:
+                scheduler.give(name, in_place[name])
+            else:
+                scheduler.cancel(name)

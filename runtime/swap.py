@@ -1,0 +1,157 @@
+"""Host memory for sequences that lost their blocks, and the rule that says when it is worth the way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+import torch
+
+from ..kernels.problem import require_positive
+from .allocator import BlockAllocator
+from .arrays import IntArray, to_device
+from .block_memory import BlockMemory
+
+
+class Preemption(StrEnum):
+    """How a sequence that lost its blocks gets its K and V back."""
+
+    AUTO = "auto"  # whichever is cheaper
+    RECOMPUTE = "recompute"
+    SWAP = "swap"  # recomputed only if host memory is full
+
+
+@dataclass(frozen=True)
+class SwapPolicy:
+    """When to swap: if moving the blocks out and in again takes less time than computing the tokens anew.
+
+    swap cost = 2 · blocks · bytes of a block / bandwidth; recompute cost = tokens · time for each. The paper on
+    PagedAttention (SOSP 2023, section 7.3) finds the two comparable at block sizes of 16 to 64; which one wins hangs
+    on model and bus, so both figures are the engine's to measure.
+
+    Args:
+        preemption: forces one way, or leaves it to the rule.
+        bytes_per_second: bandwidth between host and device.
+        seconds_per_token: time to compute one token of a prompt.
+
+    Raises:
+        ValueError: a figure that is not positive.
+    """
+
+    preemption: Preemption = Preemption.AUTO
+    bytes_per_second: float = 25e9  # PCIe 4.0 x16: 31.5 GB/s raw, about 25 in page-locked copies
+    seconds_per_token: float = 50e-6  # 20,000 tokens a second of prompt: an 8B model on one data-centre GPU, about
+
+    def __post_init__(self) -> None:
+        if self.bytes_per_second <= 0 or self.seconds_per_token <= 0:
+            raise ValueError(
+                f"bytes_per_second={self.bytes_per_second} and seconds_per_token={self.seconds_per_token} must be "
+                "positive: measure them on the machine"
+            )
+
+    def prefers_swap(self, num_blocks: int, num_tokens: int, block_bytes: int) -> bool:
+        """Whether `num_blocks` blocks should be moved rather than their `num_tokens` tokens be computed anew."""
+        if self.preemption is not Preemption.AUTO:
+            return self.preemption is Preemption.SWAP
+        return 2 * num_blocks * block_bytes / self.bytes_per_second < num_tokens * self.seconds_per_token
+
+
+class BlockMover(Protocol):
+    """Moves blocks between device and host, in the order of the caller's stream: behind the steps launched before."""
+
+    block_bytes: int
+
+    def save(self, blocks: IntArray, host_blocks: IntArray) -> None:
+        """Copies `blocks` of the pool to `host_blocks`."""
+        ...
+
+    def load(self, host_blocks: IntArray, blocks: IntArray) -> None:
+        """Copies `host_blocks` back to `blocks` of the pool."""
+        ...
+
+
+class HostPool:
+    """A `BlockMover` for a cache: as many blocks of host memory, page-locked where there is a GPU.
+
+    All that belongs to a block moves together; scales of whole tensors or heads stay where they are.
+
+    Args:
+        cache: the device's pools.
+        num_blocks: blocks of host memory.
+    """
+
+    def __init__(self, cache: BlockMemory, num_blocks: int) -> None:
+        require_positive("num_blocks", num_blocks)
+        self._cache, self.block_bytes = cache, cache.block_bytes
+        pinned = cache.device.type == "cuda"
+        self._memory = [
+            torch.empty((pool.shape[0], num_blocks, *pool.shape[2:]), dtype=pool.dtype, pin_memory=pinned)
+            for pool in cache.block_tensors()
+        ]
+
+    def save(self, blocks: IntArray, host_blocks: IntArray) -> None:
+        """See `BlockMover.save`."""
+        for memory, pool in zip(self._memory, self._cache.block_tensors(), strict=True):
+            for host, block in zip(host_blocks.tolist(), blocks.tolist(), strict=True):
+                memory[:, host].copy_(pool[:, block], non_blocking=True)
+
+    def load(self, host_blocks: IntArray, blocks: IntArray) -> None:
+        """See `BlockMover.load`."""
+        for memory, pool in zip(self._memory, self._cache.block_tensors(), strict=True):
+            for host, block in zip(host_blocks.tolist(), blocks.tolist(), strict=True):
+                pool[:, block].copy_(memory[:, host], non_blocking=True)
+
+
+def copy_blocks(cache: BlockMemory, pairs: torch.Tensor) -> None:
+    """Makes the copies of a step, [k, 2] (source, destination), in every layer: for engines without a copy kernel."""
+    index = to_device(pairs.cpu().numpy(), cache.device) if pairs.device != cache.device else pairs
+    for pool in cache.block_tensors():
+        pool[:, index[:, 1]] = pool[:, index[:, 0]]
+
+
+class SwapSpace:
+    """Which sequences are in host memory, and where.
+
+    Args:
+        num_blocks: blocks of host memory.
+        mover: moves them; None keeps the books only, for a replay without a device.
+        policy: when to swap.
+        block_bytes: bytes of a block, for the rule; the mover's by default.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        mover: BlockMover | None = None,
+        policy: SwapPolicy | None = None,
+        block_bytes: int | None = None,
+    ) -> None:
+        self.allocator = BlockAllocator(num_blocks)
+        self.policy = policy or SwapPolicy()
+        self._mover = mover
+        self._block_bytes = block_bytes if block_bytes is not None else (mover.block_bytes if mover else 0)
+        self.num_saved = self.num_loaded = 0  # blocks moved since the start
+
+    def try_save(self, blocks: IntArray, num_tokens: int) -> IntArray | None:
+        """Copies `blocks` out and returns where they are; None if that is not worth it, or does not fit."""
+        if not 0 < blocks.size <= self.allocator.num_free:
+            return None
+        if not self.policy.prefers_swap(blocks.size, num_tokens, self._block_bytes):
+            return None
+        host_blocks = self.allocator.allocate(blocks.size)
+        if self._mover is not None:
+            self._mover.save(blocks, host_blocks)
+        self.num_saved += blocks.size
+        return host_blocks
+
+    def load(self, host_blocks: IntArray, blocks: IntArray) -> None:
+        """Copies back what `try_save` copied out, and forgets it."""
+        if self._mover is not None:
+            self._mover.load(host_blocks, blocks)
+        self.num_loaded += blocks.size
+        self.drop(host_blocks)
+
+    def drop(self, host_blocks: IntArray) -> None:
+        """Forgets what `try_save` copied out."""
+        self.allocator.free(host_blocks)

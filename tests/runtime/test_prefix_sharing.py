@@ -1,0 +1,362 @@
+"""Scheduler and prefix cache together, over random operations, with a device that stores tokens instead of K and V.
+
+A sequence's next token is a hash of all its tokens as the device reads them back through the block table: one block
+that was shared, copied, evicted or recycled wrongly changes everything after it. The alphabet is small and prompts
+begin alike, so that most sequences share something; the pool is small, so that it is evicted all the time.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import HealthCheck, Phase, seed, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from pagedtune.runtime.allocator import BlockAllocator
+from pagedtune.runtime.block_tables import BlockTables
+from pagedtune.runtime.errors import InvariantViolation, PagedRuntimeError, RequestTooLarge
+from pagedtune.runtime.fences import MAX_STEPS_IN_FLIGHT
+from pagedtune.runtime.kv_ledger import KVLedger
+from pagedtune.runtime.plan import StepPlan
+from pagedtune.runtime.prefix_cache import PrefixCache
+from pagedtune.runtime.prefix_events import Namespace
+from pagedtune.runtime.prefix_sharing import PrefixSharing
+from pagedtune.runtime.scheduler import Scheduler, SchedulerConfig
+from pagedtune.runtime.sequence import FinishReason, Request
+from pagedtune.runtime.swap import Preemption, SwapPolicy, SwapSpace
+
+OPERATIONS = int(os.environ.get("PAGEDTUNE_STATEFUL_OPS", "50000")) // 8
+STEPS_PER_RUN = 100
+NUM_BLOCKS, NUM_ROWS, MAX_BLOCKS, BLOCK_SIZE, VOCAB = 14, 4, 9, 4, 3
+MOST_STORED = MAX_BLOCKS * BLOCK_SIZE
+MOST_LIVE, NUM_HOST_BLOCKS = 6, 12
+NAMESPACES = (Namespace(), Namespace(), Namespace("other"), None)
+
+
+def next_token(tokens: npt.NDArray[np.int64]) -> int:
+    """The token that follows `tokens`."""
+    value = 7
+    for token in tokens.tolist():
+        value = (value * 31 + token + 1) % 1_000_003
+    return value % VOCAB
+
+
+def continuation(prompt: tuple[int, ...], length: int) -> tuple[int, ...]:
+    """What a sequence alone gets."""
+    tokens = list(prompt)
+    for _ in range(length):
+        tokens.append(next_token(np.array(tokens)))
+    return tuple(tokens[len(prompt) :])
+
+
+class Device:
+    """Slots that hold tokens, and the last token that each row sampled."""
+
+    def __init__(self, catch_up: Callable[[], None]) -> None:
+        self.catch_up = catch_up
+        self.blocks: npt.NDArray[np.int64] = np.full((NUM_BLOCKS, BLOCK_SIZE), -1)
+        self.host: npt.NDArray[np.int64] = np.full((NUM_HOST_BLOCKS, BLOCK_SIZE), -1)
+        self.last: npt.NDArray[np.int64] = np.full(NUM_ROWS, -1)
+
+    def run(self, plan: StepPlan) -> npt.NDArray[np.int64]:
+        """Copies blocks, writes the step's tokens, and samples."""
+        if plan.copies is not None:
+            source, destination = plan.copies.numpy().T
+            self.blocks[destination] = self.blocks[source]
+        inputs = plan.input_ids.numpy().copy()
+        inputs[inputs < 0] = self.last[np.repeat(plan.rows, plan.query_lens)[inputs < 0]]
+        self.blocks.reshape(-1)[plan.slot_mapping.numpy()] = inputs
+        rows = zip(plan.block_table.numpy(), plan.context_lens.tolist(), plan.samples.tolist(), strict=True)
+        sampled = np.array([next_token(self.read(t, n)) for t, n, samples in rows if samples], np.int64)
+        self.last[plan.rows[plan.samples]] = sampled
+        return sampled
+
+    block_bytes = 1
+
+    def save(self, blocks: Any, host_blocks: Any) -> None:
+        self.catch_up()  # moves are behind the steps launched before, as on one stream
+        self.host[host_blocks] = self.blocks[blocks]
+
+    def load(self, host_blocks: Any, blocks: Any) -> None:
+        self.catch_up()
+        self.blocks[blocks] = self.host[host_blocks]
+
+    def read(self, table: npt.NDArray[Any], context_len: int) -> npt.NDArray[np.int64]:
+        """The tokens of a sequence."""
+        return self.blocks[table[: -(-context_len // BLOCK_SIZE)]].reshape(-1)[:context_len]
+
+
+class SharingMachine(RuleBasedStateMachine):
+    performed: ClassVar[int] = 0
+    hits: ClassVar[int] = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        type(self).performed -= 1
+        self.build(swap=False)
+
+    def build(self, swap: bool) -> None:
+        allocator = BlockAllocator(NUM_BLOCKS)
+        self.cache = PrefixCache(allocator, BLOCK_SIZE, min_copy_tokens=1)
+        tables = BlockTables(NUM_ROWS, MAX_BLOCKS, BLOCK_SIZE)
+        self.device = Device(lambda: self.run_first(len(self.flight)))
+        host = SwapSpace(NUM_HOST_BLOCKS, self.device, SwapPolicy(Preemption.SWAP)) if swap else None
+        self.scheduler = Scheduler(allocator, tables, SchedulerConfig(10, debug=True), host, self.cache)
+        self.expected: dict[str, tuple[int, ...]] = {}
+        self.flight: list[list[Any]] = []  # plan, and what it sampled once it has run
+        self.number = 0
+
+    @initialize(swap=st.booleans())
+    def choose(self, swap: bool) -> None:
+        self.build(swap)
+
+    @precondition(lambda self: len(self.expected) < MOST_LIVE)
+    @rule(
+        start=st.integers(0, 24), more=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=6),
+        new=st.integers(1, 12), n=st.integers(1, 2), times=st.integers(1, 2), namespace=st.sampled_from(NAMESPACES),
+    )  # fmt: skip
+    def add(self, start: int, more: list[int], new: int, n: int, times: int, namespace: Namespace | None) -> None:
+        for _ in range(times):
+            self.add_one(start, more, new, n, namespace)
+
+    def add_one(self, start: int, more: list[int], new: int, n: int, namespace: Namespace | None) -> None:
+        self.number += 1
+        prompt = (0, *continuation((0,), start), *more)
+        request = Request(str(self.number), prompt, new, n=n, namespace=namespace)
+        if request.max_stored_tokens > MOST_STORED:
+            with pytest.raises(RequestTooLarge):
+                self.scheduler.add(request)
+            return
+        self.scheduler.add(request)
+        for i in range(n):
+            self.expected[f"{self.number}#{i}" if i else str(self.number)] = continuation(prompt, new)
+
+    @precondition(lambda self: len(self.flight) < MAX_STEPS_IN_FLIGHT)
+    @rule(at_once=st.booleans())
+    def schedule(self, at_once: bool) -> None:
+        """Launches a step. The device may run it at once, or any time until it ends, in order."""
+        plan = self.scheduler.schedule()
+        if plan is not None:
+            plan = replace(plan, block_table=plan.block_table.clone(), context_lens=plan.context_lens.clone())
+            self.flight.append([plan, None])
+            if at_once:
+                self.run_first(len(self.flight))
+
+    def run_first(self, count: int) -> None:
+        for step in self.flight[:count]:
+            if step[1] is None:
+                step[1] = self.device.run(step[0])
+
+    @precondition(lambda self: self.flight)
+    @rule()
+    def commit(self) -> None:
+        self.run_first(1)
+        for finished in self.scheduler.commit(*self.flight.pop(0)).finished:
+            assert finished.reason is FinishReason.LENGTH
+            assert finished.tokens == self.expected.pop(finished.request_id)
+
+    @precondition(lambda self: self.flight)
+    @rule()
+    def abort(self) -> None:
+        """A step fails, whether it has written something or not."""
+        self.scheduler.abort(self.flight.pop(0)[0])
+
+    @precondition(lambda self: self.expected)
+    @rule(choice=st.integers(0, 1 << 16))
+    def cancel(self, choice: int) -> None:
+        request_id = sorted(self.expected)[choice % len(self.expected)]
+        finished = self.scheduler.cancel(request_id)
+        assert finished.tokens == self.expected.pop(request_id)[: len(finished.tokens)]
+
+    @precondition(lambda self: self.expected)
+    @rule(choice=st.integers(0, 1 << 16))
+    def preempt(self, choice: int) -> None:
+        self.scheduler.preempt(sorted(self.expected)[choice % len(self.expected)])
+
+    @rule(count=st.sampled_from((1, 2, NUM_BLOCKS)))
+    def evict(self, count: int) -> None:
+        self.cache.evict(count)
+
+    @precondition(lambda self: self.cache.num_cached > 5)
+    @rule()
+    def invalidate(self) -> None:
+        self.cache.invalidate()
+
+    @invariant()
+    def every_invariant_holds(self) -> None:
+        type(self).performed += 1
+        self.scheduler.check()
+        snapshot = self.scheduler.snapshot()
+        parts = snapshot.free + snapshot.named + snapshot.cached + snapshot.fenced + snapshot.reserved
+        assert parts == NUM_BLOCKS
+        assert snapshot.running + snapshot.waiting == len(self.expected)
+
+    def teardown(self) -> None:
+        """Everything ends, within a bounded number of steps, and nothing is left behind."""
+        steps = 0
+        while self.scheduler.has_work or self.flight:
+            while len(self.flight) < MAX_STEPS_IN_FLIGHT:
+                before = len(self.flight)
+                self.schedule(at_once=True)
+                if len(self.flight) == before:
+                    break
+            if self.flight:
+                self.commit()
+            steps += 1
+            assert steps < 1000, "no progress"
+        self.every_invariant_holds()
+        type(self).hits += self.cache.statistics.hit_tokens
+        self.cache.evict(NUM_BLOCKS)
+        assert self.scheduler.snapshot().free == NUM_BLOCKS
+
+
+def run(operations: int, number: int = 0) -> None:
+    run_state_machine_as_test(
+        seed(number)(SharingMachine),
+        settings=settings(
+            max_examples=1 + operations // STEPS_PER_RUN,
+            stateful_step_count=STEPS_PER_RUN,
+            deadline=None,
+            database=None,
+            phases=[Phase.generate],
+            report_multiple_bugs=False,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+
+
+@pytest.mark.slow
+def test_outputs_are_exact_whatever_is_shared() -> None:
+    SharingMachine.performed, SharingMachine.hits, number = 0, 0, 0
+    while (missing := OPERATIONS - SharingMachine.performed) > 0:  # Hypothesis ends some runs early
+        run(missing, number)
+        number += 1
+    assert SharingMachine.hits > OPERATIONS // 10  # sharing happened
+
+
+def store_what_is_scheduled(self: PrefixSharing, row: int) -> None:
+    """Blocks are published before the step that writes them has ended."""
+    self._ledger.processed[row], before = self._rows.num_scheduled[row], int(self._ledger.processed[row])
+    store(self, row)
+    self._ledger.processed[row] = before
+
+
+store = PrefixSharing.store
+
+
+def keep_duplicates(self: PrefixCache, lease: Any, tokens: Any, blocks: Any) -> Any:
+    """The row is not told that the cache has its blocks already."""
+    insertion = extend(self, lease, tokens, blocks)
+    return replace(insertion, columns=insertion.columns[:0], blocks=insertion.blocks[:0])
+
+
+extend = PrefixCache.extend
+
+
+def recycle_everything(self: PrefixCache, count: int) -> int:
+    """Nothing evicted waits for the steps that read it."""
+    allocator = self._allocator
+    guarded, allocator._guarded = allocator._guarded, False
+    gone = evict(self, count)
+    allocator._guarded = guarded
+    return gone
+
+
+evict = PrefixCache.evict
+
+
+def write_to_the_cached_block(self: KVLedger, rows: Any, writes: Any) -> Any:
+    """A block of which a sequence uses a part is not copied before it is written to."""
+    return np.empty(0, np.int64)
+
+
+def keep_the_lease(self: PrefixSharing, row: int) -> None:
+    """Leaving rows keep their prefix for ever."""
+    self.store(row)
+    self._leases.pop(row, None)
+
+
+def a_fork_keeps_all(self: PrefixSharing, source: int, row: int, position: int) -> None:
+    """A fork is taken to share all that its relative has stored."""
+    if source in self._leases:
+        self._leases[row] = self.cache.share(self._leases[source], 1 << 30)
+
+
+@pytest.mark.parametrize(
+    ("owner", "method", "fault"),
+    [
+        (PrefixSharing, "store", store_what_is_scheduled),
+        (PrefixCache, "extend", keep_duplicates),
+        (KVLedger, "_must_copy", write_to_the_cached_block),
+        (PrefixSharing, "leave", keep_the_lease),
+    ],
+)
+def test_a_planted_fault_is_found(
+    monkeypatch: pytest.MonkeyPatch, owner: type, method: str, fault: Callable[..., Any]
+) -> None:
+    monkeypatch.setattr(owner, method, fault)
+    with pytest.raises((InvariantViolation, AssertionError, ValueError, PagedRuntimeError)):
+        run(4000)
+
+
+def after_a_prompt(request: Request) -> Scheduler:
+    """A scheduler in which a prompt has been computed and the next step is in flight."""
+    allocator = BlockAllocator(NUM_BLOCKS)
+    cache = PrefixCache(allocator, BLOCK_SIZE)
+    tables = BlockTables(NUM_ROWS, MAX_BLOCKS, BLOCK_SIZE)
+    scheduler = Scheduler(allocator, tables, SchedulerConfig(16, debug=True), prefix_cache=cache)
+    scheduler.add(request)
+    plan = scheduler.schedule()
+    assert plan is not None
+    scheduler.commit(plan, np.zeros(plan.sampling.seed.size, np.int64))
+    assert scheduler.schedule() is not None
+    return scheduler
+
+
+def cancel_and_evict() -> None:
+    scheduler = after_a_prompt(Request("a", tuple(range(8)), 8))
+    scheduler.cancel("a")
+    assert scheduler.roster.sharing is not None
+    assert scheduler.roster.sharing.cache.evict(NUM_BLOCKS) == 2
+    scheduler.check()
+    assert scheduler.snapshot().fenced == 3  # the third block, which the step in flight writes, among them
+
+
+def fork_beside_a_longer_lease() -> None:
+    scheduler = after_a_prompt(Request("a", tuple(range(8)), 8, n=2))  # the second shares 7 tokens: one whole block
+    scheduler.check()
+    assert scheduler.snapshot().running == 2
+
+
+@pytest.mark.parametrize("scenario", [cancel_and_evict, fork_beside_a_longer_lease])
+def test_a_step_in_flight_and_a_fork_keep_what_they_read(scenario: Callable[[], None]) -> None:
+    scenario()
+
+
+@pytest.mark.parametrize(
+    ("owner", "method", "fault", "scenario"),
+    [
+        (PrefixCache, "evict", recycle_everything, cancel_and_evict),
+        (PrefixSharing, "fork", a_fork_keeps_all, fork_beside_a_longer_lease),
+    ],
+)
+def test_a_rare_planted_fault_is_found(
+    monkeypatch: pytest.MonkeyPatch, owner: type, method: str, fault: Callable[..., Any], scenario: Callable[[], None]
+) -> None:
+    monkeypatch.setattr(owner, method, fault)
+    with pytest.raises(InvariantViolation):
+        scenario()

@@ -1,0 +1,178 @@
+"""Beam search against a search over plain lists, and against transformers' own."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from pagedtune.harness.probe import cpu_facts
+from pagedtune.kernels.dtypes import DType
+from pagedtune.kernels.pool_format import PoolFormat
+from pagedtune.runtime.adapters.transformers import PagedTransformer
+from pagedtune.runtime.beam import BeamParams, BeamSearch
+from pagedtune.runtime.decode_loop import DecodeLoop
+from pagedtune.runtime.dispatch import Dispatch
+from pagedtune.runtime.errors import RequestTooLarge
+from pagedtune.runtime.limits import BatchLimits
+from pagedtune.runtime.plan import StepPlan
+from pagedtune.runtime.sequence import Request
+from pagedtune.runtime.step_model import Forward
+
+from .toy_model import VOCAB, ToyModel, next_token
+
+PROMPT = tuple(range(3, 16))
+
+
+def row_of(tokens: list[int]) -> torch.Tensor:
+    """Logits that only these tokens have."""
+    return torch.randn(VOCAB, generator=torch.Generator().manual_seed(next_token(tokens) * 131 + len(tokens)))
+
+
+class Diverse(ToyModel):
+    """Every sequence has logits of its own, read back through its table."""
+
+    def _logits(self, table: torch.Tensor, context_len: int) -> torch.Tensor:
+        blocks = table[: -(-context_len // self.block_size)].long()
+        slots = (blocks[:, None] * self.block_size + torch.arange(self.block_size)).flatten()[:context_len]
+        return row_of([int(token) for token in self._slots[slots]])
+
+
+def plain_search(prompt: tuple[int, ...], length: int, beams: int) -> list[tuple[int, ...]]:
+    """Without stop tokens: the best `beams` at each length."""
+    running = [(0.0, prompt)]
+    for _ in range(length):
+        nexts = [
+            (score + logprob, (*tokens, token))
+            for score, tokens in running
+            for token, logprob in enumerate(torch.log_softmax(row_of(list(tokens)), 0).tolist())
+        ]
+        running = sorted(nexts, reverse=True)[:beams]
+    return [tokens[len(prompt) :] for _, tokens in running]
+
+
+@pytest.mark.parametrize("beams", [1, 2, 5])
+@pytest.mark.parametrize("num_blocks", [30, 60])
+def test_beams_equal_a_search_over_lists(beams: int, num_blocks: int) -> None:
+    loop = DecodeLoop(Diverse(num_blocks, limits=BatchLimits(8, 64, 32)), debug=True, shadow=True)
+    loop.add(Request("other", (9, 8, 7), 30))
+    found = loop.beam_search(Request("beam", PROMPT, 9), BeamParams(beams))
+    assert [one.tokens for one in found] == plain_search(PROMPT, 9, beams)
+    loop.check()
+    assert list(loop.scheduler.roster.live) in ([], ["other"]), "no beam is left"
+    while loop.step():
+        loop.check()
+    loop.check(idle=True)
+
+
+def test_beams_survive_preemption() -> None:
+    expected = plain_search(PROMPT, 6, 3)
+
+    class Preempting(Diverse):
+        loop: DecodeLoop
+
+        def forward(self, plan: StepPlan) -> Forward:
+            forward = super().forward(plan)
+            if self.passes in (4, 6):
+                self.loop.scheduler.preempt(str(plan.request_ids[-1]))
+            return forward
+
+    model = Preempting(40, limits=BatchLimits(8, 64, 32))
+    model.loop = loop = DecodeLoop(model, debug=True)
+    assert [one.tokens for one in loop.beam_search(Request("beam", PROMPT, 6), BeamParams(3))] == expected
+    assert loop.scheduler.roster.num_preemptions == 2
+    loop.check(idle=True)
+
+
+def test_what_cannot_fit_is_refused_and_an_error_leaves_nothing() -> None:
+    loop = DecodeLoop(Diverse(10, limits=BatchLimits(8, 64, 32), fail_at=frozenset({3})), debug=True)
+    with pytest.raises(RequestTooLarge, match="5 beams take up to"):
+        loop.beam_search(Request("beam", PROMPT, 9), BeamParams(5))
+    with pytest.raises(FloatingPointError):
+        loop.beam_search(Request("beam", PROMPT, 5), BeamParams(2))
+    loop.check(idle=True)
+    with pytest.raises(ValueError, match="num_beams=0"):
+        BeamParams(0)
+
+
+def test_failed_steps_change_no_beam() -> None:
+    """All beams are computed anew: what they were about to choose is forgotten."""
+
+    class Failing(Diverse):
+        def forward(self, plan: StepPlan) -> Forward:
+            forward = super().forward(plan)
+            if self.passes in (3, 5) and len(forward.logits):
+                forward.logits[-1] = torch.nan  # of another request: the whole step fails, after the beams have chosen
+            return forward
+
+    loop = DecodeLoop(Failing(60, limits=BatchLimits(8, 64, 32)), debug=True)
+    search = BeamSearch(Request("beam", PROMPT, 6), BeamParams(3))
+    search.start(loop.scheduler)
+    loop._searches.append(search)
+    loop.add(Request("other", (9, 8, 7), 12))
+    failures = 0
+    while not search.is_done:
+        try:
+            loop.step()
+        except ValueError:
+            failures += 1
+        loop.check()
+    assert failures == 2
+    assert [one.tokens for one in search.finished] == plain_search(PROMPT, 6, 3)
+
+
+def test_cancelling_a_beam_ends_its_search_and_nothing_else() -> None:
+    class Cancelling(Diverse):
+        loop: DecodeLoop
+
+        def forward(self, plan: StepPlan) -> Forward:
+            if self.passes == 4:
+                self.loop.cancel("beam")
+            return super().forward(plan)
+
+    model = Cancelling(60, limits=BatchLimits(8, 64, 32))
+    model.loop = loop = DecodeLoop(model, debug=True)
+    loop.add(Request("other", (9, 8, 7), 12))
+    assert loop.beam_search(Request("beam", PROMPT, 6), BeamParams(1)) == []
+    assert list(loop.scheduler.roster.live) == ["other"]
+    loop.check()
+
+
+@pytest.mark.parametrize(
+    ("beams", "penalty", "early", "stop"),
+    [(2, 1.0, False, None), (4, 1.0, False, 5), (4, 0.0, True, 5), (3, 2.0, False, 9), (6, 1.0, True, 9)],
+)
+def test_beams_equal_those_of_transformers(beams: int, penalty: float, early: bool, stop: int | None) -> None:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=61, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=128, eos_token_id=None, bos_token_id=None, pad_token_id=0,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config).eval()
+    for parameter in model.parameters():
+        parameter.data *= 3  # else all continuations are about as probable
+    prompts = [tuple((i * 7 + k) % 61 for i in range(11)) for k in range(3)]
+    theirs = []
+    for prompt in prompts:
+        with torch.inference_mode():
+            output = model.generate(
+                torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt)).long(), max_new_tokens=12,
+                num_beams=beams, num_return_sequences=beams, length_penalty=penalty, early_stopping=early,
+                do_sample=False, eos_token_id=stop, pad_token_id=0, output_scores=True, return_dict_in_generate=True,
+            )  # fmt: skip
+        theirs.append((output.sequences[:, len(prompt) :].tolist(), output.sequences_scores.tolist()))
+    stops = () if stop is None else (stop,)
+    with PagedTransformer(model, PoolFormat(4, DType.FP32), 80, Dispatch(cpu_facts()), BatchLimits(8, 64, 32)) as paged:
+        loop = DecodeLoop(paged, debug=True)
+        for prompt, (sequences, scores) in zip(prompts, theirs, strict=True):
+            found = loop.beam_search(
+                Request("beam", prompt, 12, stop_token_ids=stops), BeamParams(beams, penalty, early)
+            )
+            assert [one.score for one in found] == pytest.approx(scores, abs=1e-4)
+            for one, sequence in zip(found, sequences, strict=True):
+                assert list(one.tokens) == sequence[: len(one.tokens)]
+                assert set(sequence[len(one.tokens) :]) <= {0}
+            loop.check(idle=True)
+    assert math.isfinite(scores[0])

@@ -1,0 +1,84 @@
+"""The loop with a prefix cache: the same tokens as without, fewer of them computed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pagedtune.runtime.decode_loop import DecodeLoop
+from pagedtune.runtime.limits import BatchLimits
+from pagedtune.runtime.prefix_events import Namespace
+from pagedtune.runtime.sequence import Request
+
+from .toy_model import VOCAB, ToyModel, continuation
+
+LIMITS = BatchLimits(max_num_seqs=4, max_context_len=64, token_budget=16)
+
+
+def conversations(count: int, seed: int) -> list[list[int]]:
+    """Prompts that share a beginning, or go on from others and their answers."""
+    random = np.random.default_rng(seed)
+    system = random.integers(0, VOCAB, 9).tolist()
+    prompts: list[list[int]] = []
+    for _ in range(count):
+        start = system
+        if prompts and random.random() < 0.5:
+            before = prompts[random.integers(len(prompts))]
+            start = [*before, *continuation(before, 6)]
+        prompts.append([*start, *random.integers(0, VOCAB, random.integers(1, 6)).tolist()][:50])
+    return prompts
+
+
+@pytest.mark.parametrize("num_blocks", [16, 24, 200])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_tokens_are_those_of_a_run_without_cache(num_blocks: int, seed: int) -> None:
+    prompts = conversations(30, seed)
+    computed, hits = [], 0
+    for prefix_cache in (False, True):
+        loop = DecodeLoop(ToyModel(num_blocks, limits=LIMITS), debug=True, shadow=True, prefix_cache=prefix_cache)
+        results = [loop.generate(prompts[i : i + 5], 6) for i in range(0, len(prompts), 5)]
+        tokens = [finished.tokens for batch in results for finished in batch]
+        assert tokens == [continuation(prompt, 6) for prompt in prompts]
+        loop.check(idle=True)
+        computed.append(loop.times.tokens)
+        if loop.prefix_cache is not None:
+            hits = loop.prefix_cache.statistics.hit_tokens
+    assert hits > 0
+    assert computed[1] < computed[0]
+
+
+def test_a_repeated_prompt_computes_one_token_of_it() -> None:
+    loop = DecodeLoop(ToyModel(20, limits=LIMITS), prefix_cache=True)
+    prompt = list(range(16))
+    for expected in (16, 1):  # the prompt, or its last token; 3 more tokens are fed back in either case
+        before = loop.times.tokens
+        assert loop.generate([prompt], 4)[0].tokens == continuation(prompt, 4)
+        assert loop.times.tokens - before == expected + 3
+    statistics = loop.prefix_cache.statistics  # type: ignore[union-attr]
+    assert (statistics.hit_tokens, statistics.copied_tokens) == (15, 3)
+
+
+def test_other_namespaces_and_requests_without_one_share_nothing() -> None:
+    loop = DecodeLoop(ToyModel(40, limits=LIMITS), prefix_cache=True)
+    assert loop.prefix_cache is not None
+    prompt = tuple(range(16))
+    for number, namespace in enumerate((Namespace("a"), Namespace("b"), None, None)):
+        loop.run([Request(str(number), prompt, 4, namespace=namespace)])
+    assert loop.prefix_cache.statistics.hit_tokens == 0
+    loop.run([Request("again", prompt, 4, namespace=Namespace("b"))])
+    assert loop.prefix_cache.statistics.hit_tokens == 15
+
+
+def test_samples_of_a_cached_prompt_share_it() -> None:
+    loop = DecodeLoop(ToyModel(20, limits=LIMITS), debug=True, prefix_cache=True)
+    prompt = tuple(range(12))
+    loop.run([Request("first", prompt, 2)])
+    loop.add(Request("many", prompt, 4, n=3))
+    finished = {}
+    while loop.has_work:
+        output = loop.step()
+        assert output is not None
+        loop.check()
+        finished |= {each.request_id: each.tokens for each in output.finished}
+    assert finished == dict.fromkeys(("many", "many#1", "many#2"), continuation(list(prompt), 4))
+    loop.check(idle=True)
