@@ -16,7 +16,7 @@ search = $(call option,SWEEP,--sweep) $(call option,BUDGET,--budget)
 
 .PHONY: help
 help: ## show this list
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-21s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@printf '\n  Variables, with example values:\n'
 	@printf '    %-22s %s\n' \
 	    'GPU=h100' 'the device, here or not (default: the one of this machine, else cpu)' \

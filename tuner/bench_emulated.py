@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from rich.console import Console
@@ -112,8 +113,10 @@ def fetch_peers() -> None:
     """Downloads the peers' wheels, or finds them in the user's cache, before workers ask for them.
 
     Raises:
-        UsageError: one cannot be had.
+        UsageError: one cannot be had, or Triton is missing.
     """
+    if find_spec("triton") is None:
+        raise UsageError("the peers' kernels are compiled with Triton, which is not installed: make setup EXTRAS=gpu")
     try:
         for foreign in {peer.foreign().member: peer.foreign() for peer in PEERS}.values():
             load(foreign)

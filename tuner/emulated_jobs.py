@@ -16,7 +16,7 @@ import torch
 from pagedtune.harness.count_run import random_tensors
 from pagedtune.harness.external import load_variant
 from pagedtune.harness.fewer_heads import with_fewer_heads, with_heads
-from pagedtune.harness.foreign import plan_of
+from pagedtune.harness.foreign_plan import plan_of
 from pagedtune.harness.kernel_figures import all_sectors, figures, kv_sectors, least_of
 from pagedtune.harness.observation import Prepared, Seen, check_answer, observe
 from pagedtune.kernels.bounds import Bounds

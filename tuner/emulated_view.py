@@ -112,10 +112,15 @@ def show(console: Console, cell: Cell, rows: Sequence[Row], bars: Bars) -> None:
     for name, _, _ in COLUMNS:
         view.add_column(name, justify="right", no_wrap=True)
     for row in rows:
-        view.add_row(short(row, rows).replace("[", r"\["), *cells_of(row, bars))
+        view.add_row(_breakable(short(row, rows)), *cells_of(row, bars))
     console.print(view)
     for note in [f"evidence: {EVIDENCE}", f"bars: {bars.text}", LEGEND, *notes_of(rows)]:
-        console.print(note, markup=False, soft_wrap=True)
+        console.print(note, markup=False)
+
+
+def _breakable(text: str) -> str:
+    """A name for a narrow column: lines break before the tunables and between them."""
+    return text.replace("[", r" \[").replace(",", ", ")
 
 
 def as_json(cell: Cell, rows: Sequence[Row], bars: Bars, command: str) -> dict[str, Any]:

@@ -25,7 +25,7 @@ SGLANG = "sglang==0.5.9"
 DECODE = ("_fwd_kernel_stage1", "_fwd_grouped_kernel_stage1", "_fwd_kernel_stage2")
 UNIFIED = ("kernel_unified_attention_2d", "kernel_unified_attention_3d", "reduce_segments")
 VLLM_SEGMENTS = 16  # NUM_PAR_SOFTMAX_SEGMENTS of its Triton backend
-VLLM_LEAST_GRID = 128  # MIN_LAUNCH_GRID_SIZE_2D: batches x KV heads above it are not split
+VLLM_LEAST_GRID = 128  # MIN_LAUNCH_GRID_SIZE_2D: batches x KV heads above it are not split (without CUDA graphs)
 VLLM_DECODE_SPLITS = (4, 8, 16)  # its MLA backend, the only one that calls the kernel, has 4
 SGLANG_SPLITS = (8, 16, 32)  # --triton-attention-num-kv-splits, of which 8 is the default
 

@@ -117,9 +117,7 @@ class Totals:
     busiest: int
 
 
-SITE = np.dtype(
-    [(n, "u8") for n in ("executed", "lanes", "sectors", "lines", "bytes", "conflicts", "flight", "alloc")]
-)
+SITE = np.dtype([(n, "u8") for n in ("executed", "lanes", "sectors", "lines", "bytes", "conflicts", "flight", "alloc")])
 
 
 def _host_has_avx2() -> bool:

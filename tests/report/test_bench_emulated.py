@@ -153,6 +153,7 @@ def test_markdown_says_that_it_is_emulated_and_by_what_command() -> None:
     assert "a[]: no figures: too wide" in text
 
 
+@needs_triton
 def test_a_missing_wheel_is_named_with_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,7 +13,8 @@ from types import ModuleType
 import pytest
 import torch
 
-from pagedtune.harness.foreign import Foreign, ForeignError, Launch, load, recording, run
+from pagedtune.harness.foreign import Foreign, ForeignError, Launch, load, recording
+from pagedtune.harness.foreign_plan import run
 from pagedtune.harness.vgpu.report import VirtualGpuError
 from pagedtune.harness.vgpu.virtual_gpu import VirtualGpu, VirtualGpuOptions
 from pagedtune.kernels.launch import Access
