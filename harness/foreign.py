@@ -103,9 +103,24 @@ def load(foreign: Foreign) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module: ModuleType = importlib.util.module_from_spec(spec)
-    with patch.dict(sys.modules, dict(_stub_modules(foreign.stubs))):
+    with _modules(dict(_stub_modules(foreign.stubs))):
         spec.loader.exec_module(module)
     return module
+
+
+@contextmanager
+def _modules(stubs: Mapping[str, ModuleType]) -> Iterator[None]:
+    """Puts modules in place for a while. What else is imported meanwhile, e.g. Triton, stays."""
+    before = {name: sys.modules.get(name) for name in stubs}
+    sys.modules.update(stubs)
+    try:
+        yield
+    finally:
+        for name, module in before.items():
+            if module is None:
+                sys.modules.pop(name, None)
+            else:
+                sys.modules[name] = module
 
 
 def _stub_modules(stubs: Mapping[str, Mapping[str, object]]) -> Iterator[tuple[str, ModuleType]]:

@@ -56,11 +56,18 @@ class Seen:
 def observe(prepared: Prepared, device: Device) -> list[Seen]:
     """Runs a plan and returns what each kernel did.
 
+    Warps take turns after every instruction, as on a device: run one after another to their next barrier, each would
+    have its copies waited for before the next one asks for its own, and too few bytes would seem to be in flight.
+
     Raises:
         VirtualGpuError: the run has faults.
     """
     options = VirtualGpuOptions(
-        num_threads=1, check_races=False, shared_bytes=device.shared_bytes_per_block, capability=device.capability
+        num_threads=1,
+        quantum=1,
+        check_races=False,
+        shared_bytes=device.shared_bytes_per_block,
+        capability=device.capability,
     )
     plan, tensors = prepared.plan, dict(prepared.tensors)
     tensors = plan.allocate_workspaces() | tensors

@@ -6,6 +6,8 @@ import importlib.util
 import json
 import re
 import subprocess
+import sys
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -195,3 +197,17 @@ def test_an_answer_that_is_not_attention_is_refused() -> None:
     tensors = random_tensors(Problem(2, 1, 16, q_dtype=DType.BF16), PoolFormat(4, DType.BF16), (7,), (1,))
     with pytest.raises(WrongAnswerError, match="off attention in float64"):
         check_answer(tensors, 0.25)  # all zeros
+
+
+def test_what_a_foreign_file_imports_besides_stubs_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wheel = tmp_path / "foreign" / "alien-1.0-py3-none-any.whl"
+    wheel.parent.mkdir()
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("alien/kernel.py", "import stubbed\nimport neighbour_of_none\nX = stubbed.X\n")
+    (tmp_path / "neighbour_of_none.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(foreign, "cache_dir", lambda: tmp_path)
+    module = foreign.load(foreign.Foreign("alien==1.0", "alien/kernel.py", (), {"stubbed": {"X": 7}}))
+    assert module.X == 7
+    assert "stubbed" not in sys.modules
+    assert "neighbour_of_none" in sys.modules
