@@ -127,7 +127,8 @@ def _describe(console: Console, variant: Variant) -> None:
     if variant.__doc__:
         view.add_row("", " ".join(variant.__doc__.split()))
     view.add_row("tunables", _tunables(variant))
-    where = f"for llama-3-8b in {EXAMPLE_FORMAT.key} on {'this machine' if variant.device_kind is DeviceKind.CPU else EXAMPLE_GPU}"
+    place = "this machine" if variant.device_kind is DeviceKind.CPU else EXAMPLE_GPU
+    where = f"for llama-3-8b in {EXAMPLE_FORMAT.key} on {place}"
     view.add_row("space", f"{len(accepted)} configs {where}, {len(rejected)} refused".rstrip())
     view.add_row("constraints", "\n".join(_constraints(variant)) or "none found")
     if variant.op is Op.ATTENTION:
