@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from pagedtune.kernels.bounds import Bounds, bucket_of
+from pagedtune.kernels.dtypes import DType
 from pagedtune.kernels.pool_format import PoolFormat
 from pagedtune.kernels.problem import Problem
 from pagedtune.kernels.variant import Op
@@ -173,6 +174,8 @@ def reject_case(case: Case) -> str | None:
         return "saturated_cap needs a problem with a soft cap and the random family"
     if Hazard.LIVE_NAN in hazards and not (decode and case.family is Family.RANDOM):
         return "live_nan needs one query token per sequence and the random family"
+    if Hazard.LIVE_NAN in hazards and case.pool_format.kv_dtype is DType.INT8:
+        return "live_nan needs a pool whose dtype has a NaN"
     if Hazard.LIVE_NAN in hazards and hazards & {Hazard.HUGE_SINKS, Hazard.INF_SINKS}:
         return "live_nan needs a weight above 0 for the NaN: a huge sink leaves none"
     if Hazard.REPLAY in hazards and not decode:

@@ -15,6 +15,7 @@ from typing import Any
 
 from pagedtune.kernels.bounds import Bounds
 from pagedtune.kernels.device import Device, DeviceKind
+from pagedtune.kernels.dtypes import DType
 from pagedtune.kernels.pool_format import Layout, PoolFormat, ScaleKind
 from pagedtune.kernels.problem import Problem
 from pagedtune.kernels.variant import Op, Variant
@@ -138,6 +139,8 @@ def possible(row: Row) -> bool:
     if shape is not None and layout is Layout.XPACKED and shape.head_dim % (16 // shape.kv_dtype.itemsize):
         return False
     hazards = {h for name in HAZARD_DIMENSIONS for h in row.get(name, ())}
+    if shape is not None and shape.kv_dtype is DType.INT8 and Hazard.LIVE_NAN in hazards:
+        return False
     if "feature" in row:
         hazards |= set(row["feature"].hazards)
         if hazards & {Hazard.HUGE_SINKS, Hazard.INF_SINKS} and not row["feature"].fields.get("sinks"):

@@ -27,6 +27,7 @@ from .tables import console_for
 
 EXAMPLE = Problem(32, 8, 128)  # llama-3-8b
 EXAMPLE_FORMAT = PoolFormat(16, DType.BF16)
+EXAMPLE_GPU = "h100"
 
 
 def register(app: typer.Typer) -> None:
@@ -126,7 +127,8 @@ def _describe(console: Console, variant: Variant) -> None:
     if variant.__doc__:
         view.add_row("", " ".join(variant.__doc__.split()))
     view.add_row("tunables", _tunables(variant))
-    where = f"for llama-3-8b in {EXAMPLE_FORMAT.key} on this machine" if variant.device_kind is DeviceKind.CPU else ""
+    place = "this machine" if variant.device_kind is DeviceKind.CPU else EXAMPLE_GPU
+    where = f"for llama-3-8b in {EXAMPLE_FORMAT.key} on {place}"
     view.add_row("space", f"{len(accepted)} configs {where}, {len(rejected)} refused".rstrip())
     view.add_row("constraints", "\n".join(_constraints(variant)) or "none found")
     if variant.op is Op.ATTENTION:
@@ -156,7 +158,7 @@ def _tunables(variant: Variant) -> str:
 
 
 def _space(variant: Variant) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    summary = variant.summarise_space(EXAMPLE, EXAMPLE_FORMAT, cpu_facts())
+    summary = variant.summarise_space(EXAMPLE, EXAMPLE_FORMAT, _example_device(variant))
     return summary.accepted, summary.rejected
 
 
@@ -164,4 +166,9 @@ def _constraints(variant: Variant) -> list[str]:
     """What the variant refuses, in its own words, over shapes and formats chosen to provoke it."""
     from .provoke import provoked_rejections
 
-    return provoked_rejections(variant, cpu_facts())
+    return provoked_rejections(variant, _example_device(variant))
+
+
+def _example_device(variant: Variant) -> Device:
+    """What the descriptions are about: this CPU, or the GPU named `EXAMPLE_GPU`."""
+    return cpu_facts() if variant.device_kind is DeviceKind.CPU else Configs().gpu(EXAMPLE_GPU).device(EXAMPLE_GPU)

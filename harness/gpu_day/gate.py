@@ -24,7 +24,7 @@ from pagedtune.kernels.record import Status
 from pagedtune.kernels.serial import from_jsonable, to_jsonable
 from pagedtune.kernels.variant import BuildError, Config
 
-VARIANTS = ("triton_split", "cuda_paged")
+VARIANTS = ("triton_split", "cuda_paged", "cuda_split_mma")
 DRY_CASES = 3  # of each variant
 MIN_BATCH_S = 3.0  # with less time left no further case is begun
 

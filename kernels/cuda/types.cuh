@@ -47,12 +47,17 @@ template <> struct EightBit<E4M3> {
             : "=r"(first), "=r"(second) : "r"(x));
     }
 #else
-    // Sign, exponent and mantissa moved to their places in a half, whose exponent counts from 8 less. NaN becomes 480.
+    // Sign, exponent and mantissa moved to their places in a half, whose exponent counts from 8 less. The one NaN comes
+    // out as 1.875, which no number does.
     static constexpr float FACTOR = 256.0f;
+    __device__ static __forceinline__ u32 keep_nan(u32 pair) {
+        const __half2 size = __habs2(reinterpret_cast<const __half2&>(pair));
+        return pair | __heq2_mask(size, __half2half2(__ushort_as_half(0x3f80)));
+    }
     template <bool CROSSED> __device__ static __forceinline__ void widen(u32 x, u32& first, u32& second) {
         const u32 a = __byte_perm(x, 0, CROSSED ? 0x2404 : 0x1404), b = __byte_perm(x, 0, CROSSED ? 0x3414 : 0x3424);
-        first = (a & 0x80008000u) | (a & 0x7f007f00u) >> 1;
-        second = (b & 0x80008000u) | (b & 0x7f007f00u) >> 1;
+        first = keep_nan((a & 0x80008000u) | (a & 0x7f007f00u) >> 1);
+        second = keep_nan((b & 0x80008000u) | (b & 0x7f007f00u) >> 1);
     }
 #endif
 };
