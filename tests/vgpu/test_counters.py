@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from vgpu_attention import BF16, Case, run
@@ -18,7 +20,9 @@ from pagedtune.kernels.triton_split import TritonSplit, TritonSplitConfig
 IN, OUT = Access.IN, Access.OUT
 
 
-def count(body: str, elements: int, threads: int = 64, blocks: int = 2, prelude: str = "") -> Counters:
+def count(
+    body: str, elements: int, threads: int = 64, blocks: int = 2, prelude: str = "", quantum: int = 512
+) -> Counters:
     """Counters of `body`, where %rd11 and %rd12 are to be made from %rd0 (input) and %rd1 (output)."""
     arguments = {
         "x": (torch.zeros(elements, dtype=torch.int32), IN),
@@ -26,7 +30,8 @@ def count(body: str, elements: int, threads: int = 64, blocks: int = 2, prelude:
     }
     frame = f"mad.lo.s32 %r10, %r61, {threads}, %r60; mul.wide.u32 %rd13, %r10, 4; add.s64 %rd12, %rd1, %rd13;"
     text = module(f"{frame}\n{body}\nst.global.u32 [%rd12], %r1;", arguments, prelude)
-    report = run_ptx(text, "k", arguments, (blocks, 1, 1), (threads, 1, 1), options=ONE_THREAD)
+    options = replace(ONE_THREAD, quantum=quantum)
+    report = run_ptx(text, "k", arguments, (blocks, 1, 1), (threads, 1, 1), options=options)
     assert report.clean, [str(f) for f in report.faults]
     return report.steps[0].counters
 
@@ -110,6 +115,13 @@ def test_bytes_in_flight_until_the_first_use() -> None:
     c = count(f"{body} add.u32 %r3, %r10, 1; add.u32 %r3, %r3, 1; add.u32 %r3, %r3, 1;", 128)
     assert c.bytes_in_flight_max == 128
     assert c.bytes_in_flight_mean == 128 * 5 / 15
+
+
+def test_warps_that_take_turns_add_up_without_a_barrier() -> None:
+    """As above, but the other warp's turn comes after every instruction, as on a device: both are in flight."""
+    body = "add.s64 %rd11, %rd0, %rd13; ld.global.u32 %r1, [%rd11]; mov.u32 %r2, %r1;"
+    c = count(f"{body} add.u32 %r3, %r10, 1; add.u32 %r3, %r3, 1; add.u32 %r3, %r3, 1;", 128, quantum=1)
+    assert c.bytes_in_flight_max == 256
 
 
 def test_warps_add_up_to_their_block() -> None:
