@@ -29,6 +29,15 @@ class Shape:
     q_dtype: DType
     kv_dtype: DType
 
+    @property
+    def facets(self) -> tuple[tuple[object, ...], ...]:
+        """GQA ratio, head dims and dtypes."""
+        return (
+            ("ratio", self.num_q_heads // self.num_kv_heads),
+            ("dims", self.head_dim, self.head_dim_v),
+            ("dtypes", self.q_dtype, self.kv_dtype),
+        )
+
     def problem(self, **features: Any) -> Problem:
         """The problem of this shape with `features`."""
         return Problem(
