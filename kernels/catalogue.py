@@ -6,6 +6,7 @@ import difflib
 
 from .cpu_cache import CpuCopyBlocks, CpuGatherKV, CpuKVWrite
 from .cpu_split import CpuSplit
+from .cuda_cache import CudaCopyBlocks, CudaGatherKV, CudaKVWrite
 from .cuda_paged import CudaPaged
 from .device import DeviceKind
 from .eager import Eager
@@ -24,6 +25,9 @@ VARIANTS: tuple[Variant, ...] = (
     CpuGatherKV(),
     TritonSplit(),
     CudaPaged(),
+    CudaKVWrite(),
+    CudaCopyBlocks(),
+    CudaGatherKV(),
 )
 
 
