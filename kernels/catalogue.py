@@ -11,6 +11,7 @@ from .cuda_paged import CudaPaged
 from .device import DeviceKind
 from .eager import Eager
 from .eager_cache import EagerCopyBlocks, EagerGatherKV, EagerKVWrite
+from .triton_cache import TritonCopyBlocks, TritonGatherKV, TritonKVWrite
 from .triton_split import TritonSplit
 from .variant import Op, Variant
 
@@ -28,6 +29,9 @@ VARIANTS: tuple[Variant, ...] = (
     CudaKVWrite(),
     CudaCopyBlocks(),
     CudaGatherKV(),
+    TritonKVWrite(),
+    TritonCopyBlocks(),
+    TritonGatherKV(),
 )
 
 
