@@ -8,6 +8,7 @@ from .cpu_cache import CpuCopyBlocks, CpuGatherKV, CpuKVWrite
 from .cpu_split import CpuSplit
 from .cuda_cache import CudaCopyBlocks, CudaGatherKV, CudaKVWrite
 from .cuda_paged import CudaPaged
+from .cuda_split_mma import CudaSplitMma
 from .device import DeviceKind
 from .eager import Eager
 from .eager_cache import EagerCopyBlocks, EagerGatherKV, EagerKVWrite
@@ -32,6 +33,7 @@ VARIANTS: tuple[Variant, ...] = (
     TritonKVWrite(),
     TritonCopyBlocks(),
     TritonGatherKV(),
+    CudaSplitMma(),
 )
 
 

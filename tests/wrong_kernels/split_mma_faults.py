@@ -1,0 +1,144 @@
+"""Faults planted in `cuda_split_mma`. `#n` numbers a public bug of another project with that root cause."""
+
+from __future__ import annotations
+
+from pagedtune.harness.case import Case, Family, Hazard
+from pagedtune.harness.verdicts import Check
+from pagedtune.kernels.dtypes import DType
+from pagedtune.kernels.pool_format import ScaleKind
+
+from .gpu_planted import SEEN, VALUE, GpuFault, gpu_case
+
+PLAIN = gpu_case()
+LONG = gpu_case((300, 40))
+NEEDLE = gpu_case((300, 40), family=Family.NEEDLE)
+QUERIES = gpu_case(query_lens=(3, 1, 2, 4))
+WINDOWED_QUERIES = gpu_case((100, 40), query_lens=(3, 4), window=20)
+WINDOW = gpu_case((100, 40), window=20)
+SINKS = gpu_case((200, 40), sinks=True)
+FP8 = gpu_case((40, 17), kv_dtype=DType.FP8_E4M3, scale_kind=ScaleKind.PER_HEAD)
+SPLIT = {"num_splits": 4, "tile_tokens": 32, "split_tokens": 32, "num_warps": 2, "num_stages": 3}
+LAST = SPLIT | {"merge": "last_block"}
+ONE_WARP = SPLIT | {"num_splits": 1, "tile_tokens": 16, "num_warps": 1}
+
+
+def fault(
+    name: str,
+    source: str,
+    old: str,
+    new: str,
+    expected: tuple[Check, ...],
+    case: Case = PLAIN,
+    config: dict[str, object] = SPLIT,
+    file: str = "",
+) -> GpuFault:
+    """A fault in the kernel's main source, unless said otherwise, with four splits."""
+    return GpuFault(name, source, old, new, expected, case, config, file)
+
+
+SPLIT_MMA_FAULTS = (
+    fault("a copy is waited for too late", "wait", "copies_wait<STAGES - 2>();", "copies_wait<STAGES - 1>();",
+          SEEN, LONG),
+    fault(
+        "no barrier of the warp after the wait", "#29", "copies_wait<STAGES - 2>();\n        __syncwarp();",
+        "copies_wait<STAGES - 2>();", SEEN, LONG,
+    ),
+    fault(
+        "no barrier before the pipeline becomes the output", "barrier",
+        "    __syncthreads();  // the statistics are there", "    // the statistics are there", SEEN,
+    ),
+    fault("the stage being read is filled", "pipeline", "free_stage = STAGES - 1", "free_stage = 0", SEEN, LONG),
+    fault("one stage too many", "pipeline", "stage + 1 == STAGES", "stage == STAGES", (*SEEN, *VALUE), LONG, ONE_WARP),
+    fault(
+        "K offset in 32 bits", "#3", "i64(block * k_block + slot * k_slot)",
+        "i64(u32(block * k_block + slot * k_slot))",
+        SEEN, gpu_case((33, 1), Hazard.HIGH_POOL),
+    ),
+    fault(
+        "V offset in 32 bits", "#3", "i64(block * v_block + slot * v_slot)",
+        "i64(u32(block * v_block + slot * v_slot))",
+        SEEN, gpu_case((33, 1), Hazard.HIGH_POOL),
+    ),
+    fault("one key past the end", "tail mask", "if (token >= stop ||", "if (token > stop ||", VALUE),
+    fault(
+        "table read past its end", "#21", "u32(min(first_token(tile) + lane, end - 1))",
+        "u32(first_token(tile) + lane)",
+        SEEN, LONG,
+    ),
+    fault("K rows half a copy apart", "alignment", "p.k_head * KV_BYTES + lane % 8 * 16",
+          "p.k_head * KV_BYTES + lane % 8 * 8",
+          SEEN),
+    fault(
+        "copies and reads swizzled differently", "swizzle", "^ 16 * T::TOGGLE", "^ 0",
+        (*SEEN, *VALUE), file="copies.cuh",
+    ),
+    fault(
+        "weights not transposed", "fragment", "transpose(pack<MMA_DTYPE>(p[m][n][0], p[m][n][1]))",
+        "pack<MMA_DTYPE>(p[m][n][0], p[m][n][1])", VALUE,
+    ),
+    fault(
+        "query heads interleaved over KV heads", "#36", "return head + (first + row) % GROUP;",
+        "return head / GROUP + (first + row) % GROUP * (num_heads / GROUP);", VALUE,
+    ),
+    fault(
+        "output not rescaled", "online softmax", "out[v][n][e] *= shrink, out[v][n][e + 2] *= shrink;",
+        "out[v][n][e] *= 1.0f;",
+        VALUE, NEEDLE, ONE_WARP, "softmax.cuh",
+    ),
+    fault(
+        "total not rescaled", "online softmax", "total[n][e] *= shrink;", "", VALUE, NEEDLE, ONE_WARP, "softmax.cuh",
+    ),
+    fault(
+        "warps merged without their maxima", "merge", "const float factor = exp2_fast(softmax.top[n][e] - top);",
+        "const float factor = 1.0f;", VALUE, NEEDLE,
+    ),
+    fault(
+        "splits merged without their maximum", "merge", "weight[k] = exp2_fast(weight[k] - safe_top);",
+        "weight[k] = exp2_fast(weight[k]);", VALUE, file="merge.cuh",
+    ),
+    fault(
+        "sink once per split", "#31", "const float sink = whole ? rows.sink(p, row) : -infinity();",
+        "const float sink = rows.sink(p, row);", (*VALUE, Check.PARTIALS), SINKS,
+    ),
+    fault("sink of an unsplit row dropped", "#32", "whole ? rows.sink(p, row) : -infinity()", "-infinity()", VALUE,
+          gpu_case((20, 1), sinks=True)),
+    fault(
+        "partials rounded", "#37", "w.split) * DV + d] = value;", "w.split) * DV + d] = float(Q(value));",
+        (Check.PARTIALS, *VALUE),
+    ),
+    fault(
+        "sequences share partials", "scratch index", "return token(row) * num_heads + q_head(row);",
+        "return q_head(row);",
+        (*SEEN, *VALUE, Check.PARTIALS),
+        gpu_case((100, 110)),
+    ),
+    fault(
+        "last block without release or acquire", "#28", "atom.acq_rel.gpu.global", "atom.relaxed.gpu.global", SEEN,
+        config=LAST,
+    ),
+    fault(
+        "last block arrives before its warps have written", "#28", "    __syncthreads();\n    if (threadIdx.x == 0) {",
+        "    if (threadIdx.x == 0) {", SEEN, config=LAST,
+    ),
+    fault("empty splits arrive too", "empty split", "if (rows.count <= 0 || work.split >= share.live) return;",
+          "if (rows.count <= 0) return;", (*SEEN, *VALUE), config=LAST),
+    fault("window one key too wide", "#35", "token <= position - PT_WINDOW", "token < position - PT_WINDOW", VALUE,
+          WINDOWED_QUERIES),
+    fault("window one key too narrow", "#35", "s.context - s.query_len - window + 1",
+          "s.context - s.query_len - window + 2",
+          VALUE, WINDOW, file="merge.cuh"),
+    fault("every query sees the whole context", "query-length mask", "stop = min(end, position + 1)", "stop = end",
+          VALUE,
+          QUERIES),
+    fault("all queries at the last position", "query-length mask", "position(s.context - s.query_len)",
+          "position(s.context - 1)", VALUE, QUERIES),
+    fault("K scale dropped", "#16", "if (PT_HAS_SCALES) factor *= p.k_scale[w.kv_head * PT_SCALE_STRIDE];", "",
+          VALUE, FP8),
+    fault("K scale for V", "scale swapped", "p.v_scale[w.kv_head", "p.k_scale[w.kv_head", VALUE, FP8),
+    fault("scale of the query dropped", "scale", "SCALED_QUERY ? factor * query_scales[",
+          "SCALED_QUERY ? factor + 0.0f * query_scales[",
+          VALUE, FP8),
+    fault("8-bit values of two keys mixed up", "fragment", "__byte_perm(x, 0, 0x3120)", "__byte_perm(x, 0, 0x3210)",
+          VALUE, FP8,
+          file="types.cuh"),
+)  # fmt: skip

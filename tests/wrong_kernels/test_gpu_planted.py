@@ -1,0 +1,55 @@
+"""Faults planted in the CUDA and Triton kernels are refused by the gate on the virtual GPU, for the expected reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+
+import pytest
+
+from pagedtune.kernels import cuda_paged, cuda_split_mma, triton_split
+from pagedtune.kernels.cuda_paged import CudaPaged
+from pagedtune.kernels.cuda_split_mma import CudaSplitMma
+from pagedtune.kernels.record import Status
+from pagedtune.kernels.triton_split import TritonSplit
+from pagedtune.kernels.variant import Variant
+
+from .cuda_paged_faults import CUDA_PAGED_FAULTS
+from .gpu_planted import H100, GpuFault, result_of, run_case
+from .split_mma_faults import SPLIT_MMA_FAULTS
+from .triton_split_faults import TRITON_SPLIT_FAULTS
+
+FAMILIES: tuple[tuple[Variant, ModuleType, tuple[GpuFault, ...]], ...] = (
+    (TritonSplit(), triton_split, TRITON_SPLIT_FAULTS),
+    (CudaPaged(), cuda_paged, CUDA_PAGED_FAULTS),
+    (CudaSplitMma(), cuda_split_mma, SPLIT_MMA_FAULTS),
+)
+PLANTED = [(variant, module, fault) for variant, module, faults in FAMILIES for fault in faults]
+
+
+def name_of(value: object) -> str | None:
+    if isinstance(value, GpuFault):
+        return value.name.replace(" ", "_")
+    return value.name if isinstance(value, Variant) else ""
+
+
+@pytest.mark.parametrize(("variant", "module", "fault"), PLANTED, ids=name_of)
+def test_planted_fault_is_refused(
+    variant: Variant,
+    module: ModuleType,
+    fault: GpuFault,
+    monkeypatch: pytest.MonkeyPatch,
+    record_property: Callable[..., None],
+) -> None:
+    result = result_of(fault, variant, module, monkeypatch)
+    name = f"{variant.name}: {fault.name}"
+    record_property("planted_fault", (name, fault.source, result.failed, result.case_key, None))
+    assert result.status not in (Status.PASSED, Status.REJECTED), f"{name}: passed"
+    assert result.failed in fault.expected, result.reason
+
+
+@pytest.mark.parametrize(("variant", "faults"), [(v, faults) for v, _, faults in FAMILIES], ids=name_of)
+def test_real_kernel_passes_the_same_cases(variant: Variant, faults: tuple[GpuFault, ...]) -> None:
+    for case, config in {fault.case: fault.config for fault in faults}.items():
+        result = run_case(variant, variant.config_from(dict(config)), case, H100)
+        assert result.status is Status.PASSED, f"{case.key}: {result.reason}"
