@@ -9,6 +9,7 @@ from .cpu_split import CpuSplit
 from .cuda_cache import CudaCopyBlocks, CudaGatherKV, CudaKVWrite
 from .cuda_paged import CudaPaged
 from .cuda_split_mma import CudaSplitMma
+from .cuda_split_simt import CudaSplitSimt
 from .device import DeviceKind
 from .eager import Eager
 from .eager_cache import EagerCopyBlocks, EagerGatherKV, EagerKVWrite
@@ -34,6 +35,7 @@ VARIANTS: tuple[Variant, ...] = (
     TritonCopyBlocks(),
     TritonGatherKV(),
     CudaSplitMma(),
+    CudaSplitSimt(),
 )
 
 
