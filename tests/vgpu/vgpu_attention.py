@@ -18,7 +18,7 @@ from pagedtune.kernels.triton_split import TritonSplitConfig
 from pagedtune.kernels.variant import Config, Variant
 
 H100 = Device("h100", DeviceKind.CUDA, capability=90, num_units=132)
-NEEDS = {"triton_split": "triton", "cuda_paged": "cuda", "cuda_split_mma": "cuda"}
+NEEDS = {"triton_split": "triton", "cuda_paged": "cuda", "cuda_split_mma": "cuda", "cuda_split_simt": "cuda"}
 
 
 @dataclass(frozen=True)
