@@ -31,8 +31,8 @@ HAZARD_DIMENSIONS = ("table", "tail", "memory", "launch", "outputs", "values", "
 def cases_for(variant: Variant, device: Device, level: Level) -> tuple[Case, ...]:
     """The cases of a variant's op at a level: one list for every variant of the op, and more for one with limits.
 
-    Numbers of cases for attention: tiny 53, corner 291, production 37; of a cache operation 42, 66 to 70 and 36. On a
-    GPU the shapes of attention are more, by those with a quantised pool.
+    Numbers of cases for attention: tiny 53, corner 291, production 37; of a cache operation 42, 67 to 70 and 36. On a
+    GPU the shapes are more, by those with a quantised pool.
     """
     common = _cases(variant.op, level, variant.device_kind)
     if all(_takes(variant, device, case.problem, case.pool_format) for case in common):

@@ -87,6 +87,7 @@ CACHE_SHAPES = (
     Shape(2, 1, 65, 33, FP16, BF16),
     Shape(2, 2, 96, 96, BF16, FP16),
 )
+# What the GPU writes, copies and gathers besides: 8-bit pools, from each query dtype.
 QUANTISED_CACHE_SHAPES = (
     Shape(8, 2, 128, 128, BF16, DType.FP8_E4M3),
     Shape(4, 4, 64, 64, FP16, DType.INT8),
