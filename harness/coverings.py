@@ -118,6 +118,8 @@ def dimensions_of(op: Op, level: Level, kind: DeviceKind = DeviceKind.CPU) -> di
         spans |= {"feature": d.FEATURES, "outputs": d.OUTPUTS, "values": d.VALUES}
     else:
         spans |= _cache_dimensions(op, level)
+        if kind is DeviceKind.CUDA:
+            spans["shape"] += d.QUANTISED_CACHE_SHAPES if level is Level.CORNER else d.QUANTISED_CACHE_SHAPES[:2]
     if level is Level.TINY:
         spans |= {k: v[:n] for k, v in spans.items() if (n := {"feature": 6, "values": 2}.get(k))}  # no sinks
     elif level is Level.PRODUCTION:
@@ -137,6 +139,8 @@ def _cache_dimensions(op: Op, level: Level) -> dict[str, tuple[Any, ...]]:
         spans |= {"table": d.TABLES[:2], "skips": d.SKIPS}
     else:
         spans |= {"queries": ("decode",), "scale_kind": (ScaleKind.NONE,)}
+    if op is Op.COPY_BLOCKS:
+        spans["skips"] = d.SKIPS
     return spans
 
 
