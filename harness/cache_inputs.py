@@ -15,11 +15,12 @@ from pagedtune.kernels.variant import Op
 
 from .case import Case, Family, Hazard
 from .content import coded_values, make_scales, store
-from .inputs import Inputs, make_pools, make_table, make_workspaces
+from .inputs import Inputs, make_pools, make_table, make_workspaces, offset_of, unit_of
 from .memory import Carved, Poison, bits, carve
 from .placement import place
 
 EXTRA_ROWS = 2  # of the gather outputs, past the last sequence: must stay as they are
+INT8_MAX = 127  # stored integers are symmetric: -128 is never written
 
 
 class CacheInputs:
@@ -36,9 +37,7 @@ class CacheInputs:
         numbers[0] = -1 - numbers[0]  # coded K must not equal coded V
         self._pools = [store(values, None, case.pool_format.kv_dtype) for values in numbers]
         rows = (case.workload.num_tokens, case.problem.num_kv_heads)
-        self._rows = [
-            torch.from_numpy(rng.standard_normal((*rows, dim))).to(case.problem.q_dtype.torch) for dim in dims
-        ]
+        self._rows = [self._new_rows((*rows, dim), rng) for dim in dims]
         self._slots = self._slot_mapping(rng)
         self._pairs = self._block_pairs(rng)
 
@@ -49,11 +48,11 @@ class CacheInputs:
         slots = make_pools(case, plan, self._placement, self._pools[0], self._pools[1], poison)
         match case.op:
             case Op.KV_WRITE:
-                slots |= self._write_slots(poison)
+                slots |= self._write_slots(plan, poison)
             case Op.COPY_BLOCKS:
                 slots["block_pairs"] = self._copy(self._pairs, poison)
             case _:
-                slots |= self._gather_slots(poison)
+                slots |= self._gather_slots(plan, poison)
         for name, scale in zip(("k_scale", "v_scale"), self._scales, strict=True):
             if scale is not None and name in specs:
                 slots[name] = self._copy(scale, poison)
@@ -64,6 +63,15 @@ class CacheInputs:
         if self._case.family is Family.CODED:
             return coded_values(shape[:3], shape[3], self._case.pool_format.kv_dtype)
         return rng.standard_normal(shape) * (50 if self._case.pool_format.kv_dtype is DType.INT8 else 1)
+
+    def _new_rows(self, shape: tuple[int, int, int], rng: np.random.Generator) -> torch.Tensor:
+        """New keys or values. For a quantised pool they reach past its range, and coded ones meet ties: quarters."""
+        values = rng.standard_normal(shape)
+        if self._case.pool_format.kv_dtype in (DType.FP8_E4M3, DType.INT8):
+            if self._case.family is Family.CODED:
+                values = rng.integers(-255, 256, shape) / 4
+            values = values * rng.choice([1, 16, 1024], shape, p=[0.6, 0.3, 0.1])
+        return torch.from_numpy(values).to(self._case.problem.q_dtype.torch)
 
     def _slot_mapping(self, rng: np.random.Generator) -> torch.Tensor:
         """Slots of the query tokens, int64 [num_tokens], in shuffled order; skipped ones are -1 and their rows NaN."""
@@ -93,17 +101,20 @@ class CacheInputs:
         count = min(len(others), max(1, 2 * num_sources // 3) + 1) if num_sources else 0
         chosen = np.resize(sources, count) if count else sources
         pairs = np.stack([chosen, others[:count]], axis=1) + self._placement.window_start
+        if Hazard.SKIPPED_TOKENS in self._case.hazards:
+            pairs[::3, 0], pairs[1::3, 1] = -1, -1
         return torch.from_numpy(pairs.astype(np.int64).reshape(-1, 2))
 
-    def _write_slots(self, poison: Poison) -> dict[str, Carved]:
-        pad = (2, 1, 8) if Hazard.STRIDED in self._case.hazards else ()
+    def _write_slots(self, plan: LaunchPlan, poison: Poison) -> dict[str, Carved]:
         slots = {"slot_mapping": self._copy(self._slots, poison)}
         for name, rows in zip(("k", "v"), self._rows, strict=True):
-            slots[name] = self._copy(rows, poison, pad)
+            unit = unit_of(plan, name)
+            pad = (2, 1, -(-8 // unit) * unit) if Hazard.STRIDED in self._case.hazards else ()
+            slots[name] = self._copy(rows, poison, pad, unit)
         return slots
 
-    def _gather_slots(self, poison: Poison) -> dict[str, Carved]:
-        case, offset = self._case, self._offset
+    def _gather_slots(self, plan: LaunchPlan, poison: Poison) -> dict[str, Carved]:
+        case = self._case
         lens = case.workload.context_lens
         slots = {"block_table": make_table(case, self._placement, range(len(lens)), poison)}
         slots["context_lens"] = self._copy(torch.tensor(lens, dtype=torch.int32), poison)
@@ -112,17 +123,14 @@ class CacheInputs:
         rows = case.workload.total_context + EXTRA_ROWS
         for name, dim in (("k_out", case.problem.head_dim), ("v_out", case.problem.head_dim_v)):
             shape = (rows, case.problem.num_kv_heads, dim)
+            offset = offset_of(case, unit_of(plan, name))
             slots[name] = carve(shape, case.pool_format.kv_dtype.torch, poison, offset=offset, canary=True)
         return slots
 
-    def _copy(self, values: torch.Tensor, poison: Poison, pad: Sequence[int] = ()) -> Carved:
-        carved = carve(values.shape, values.dtype, poison, pad, self._offset)
+    def _copy(self, values: torch.Tensor, poison: Poison, pad: Sequence[int] = (), unit: int = 1) -> Carved:
+        carved = carve(values.shape, values.dtype, poison, pad, offset_of(self._case, unit))
         bits(carved.view).copy_(bits(values.contiguous()))
         return carved
-
-    @property
-    def _offset(self) -> int:
-        return int(Hazard.OFFSET_BASE in self._case.hazards)
 
 
 _SLOTS = {
@@ -150,7 +158,7 @@ def expected(case: Case, before: Mapping[str, torch.Tensor], first_block: int) -
                     target.copy_(value.view(target.shape))
     elif case.op is Op.COPY_BLOCKS:
         for source, destination in before["block_pairs"].tolist():
-            for name in ("k_cache", "v_cache"):
+            for name in ("k_cache", "v_cache") if min(source, destination) >= 0 else ():
                 bits(after[name])[destination - first_block] = bits(before[name])[source - first_block]
     else:
         for seq, context_len in enumerate(before["context_lens"].tolist()):
@@ -173,7 +181,8 @@ def _at(case: Case, pool: torch.Tensor, block: int, slot: int) -> torch.Tensor:
 
 
 def _stored(case: Case, value: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
-    """Bits of a written value: divided by its scale in fp32, rounded to nearest, ties to even."""
+    """Bits of a written value: divided by its scale in fp32, rounded to nearest, ties to even; what lies beyond the
+    range of an 8-bit type becomes its largest number."""
     numbers = value.float().numpy()
     if scale is not None:
         per_head = case.pool_format.scale_kind is ScaleKind.PER_HEAD
@@ -184,7 +193,29 @@ def _stored(case: Case, value: torch.Tensor, scale: torch.Tensor | None) -> torc
             rounded = numbers.view(np.int32)
         case DType.FP16:
             rounded = numbers.astype(np.float16).view(np.int16)
+        case DType.FP8_E4M3:
+            rounded = e4m3_bits(numbers)
+        case DType.INT8:
+            rounded = np.nan_to_num(np.clip(np.rint(numbers), -INT8_MAX, INT8_MAX)).astype(np.int8)
         case _:
             word = numbers.view(np.uint32)
             rounded = ((word + 0x7FFF + ((word >> 16) & 1)) >> 16).astype(np.uint16).view(np.int16)
     return torch.from_numpy(rounded)
+
+
+# Values of the codes 0 to 0x7e: 4 bits of exponent with bias 7, 3 of mantissa, no infinity (OCP 8-bit floating point
+# specification, revision 1.0, E4M3). 0x7f is NaN; bit 7 is the sign.
+_E4M3 = np.array([(c % 8) / 512 if c < 8 else (8 + c % 8) * 2.0 ** (c // 8 - 10) for c in range(0x7F)])
+
+
+def e4m3_bits(numbers: np.ndarray) -> np.ndarray:
+    """The e4m3 codes (uint8) nearest to fp32 `numbers`; ties to the even code, 448 for whatever is larger."""
+    sizes = np.abs(numbers.astype(np.float64))
+    middles = (_E4M3[:-1] + _E4M3[1:]) / 2
+    codes = np.searchsorted(middles, sizes, side="left")  # a tie goes down
+    tie = codes < len(middles)
+    tie[tie] = sizes[tie] == middles[codes[tie]]
+    codes = codes + (tie & (codes % 2 == 1))
+    codes = np.where(np.isnan(numbers), 0x7F, codes)
+    signed: np.ndarray = (codes + 0x80 * np.signbit(numbers)).astype(np.uint8)
+    return signed

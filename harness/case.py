@@ -66,7 +66,7 @@ HAZARD_REASONS = {
     Hazard.HUGE_SINKS: "sinks of ±10^4: exp(sink) alone overflows, so the sink must take part in the maximum",
     Hazard.INF_SINKS: "sinks of ±inf: -inf must change nothing, +inf gives O = 0 and LSE = inf, never NaN",
     Hazard.LIVE_NAN: "one V element of one sequence is NaN: it must reach that sequence's dimension and no other",
-    Hazard.SKIPPED_TOKENS: "a written token has slot -1 and NaN as its value: it must leave no trace",
+    Hazard.SKIPPED_TOKENS: "a written token has slot -1 and NaN as its value, a copied block is -1: no trace of them",
 }
 
 
@@ -166,8 +166,8 @@ def reject_case(case: Case) -> str | None:
             return f"only one of {', '.join(group)} can hold"
     if case.op is not Op.ATTENTION and hazards & _ATTENTION_ONLY:
         return f"{', '.join(sorted(hazards & _ATTENTION_ONLY))} belong to attention"
-    if Hazard.SKIPPED_TOKENS in hazards and case.op is not Op.KV_WRITE:
-        return "skipped_tokens belongs to kv_write"
+    if Hazard.SKIPPED_TOKENS in hazards and case.op not in (Op.KV_WRITE, Op.COPY_BLOCKS):
+        return "skipped_tokens belongs to kv_write and copy_blocks"
     if hazards & {Hazard.HUGE_SINKS, Hazard.INF_SINKS} and not problem.sinks:
         return "a hazard of sinks needs a problem with sinks"
     if Hazard.SATURATED_CAP in hazards and (problem.soft_cap is None or case.family is not Family.RANDOM):

@@ -23,28 +23,35 @@ from pagedtune.kernels.workload import Workload
 
 from . import dimensions as d
 from .case import Case, Family, Hazard, Level
-from .pairwise import covering_rows
+from .pairwise import Facets, covering_rows
 
 Row = Mapping[str, Any]
 HAZARD_DIMENSIONS = ("table", "tail", "memory", "launch", "outputs", "values", "skips")
 
 
 def cases_for(variant: Variant, device: Device, level: Level) -> tuple[Case, ...]:
-    """The cases of a variant's op at a level: one list for every variant of the op, and more for one with limits.
+    """The cases of a variant's op at a level: one list for every variant of the op. A variant with limits gets, in
+    place of the cases that it takes, as many pairs as there are of what it takes.
 
-    Numbers of cases for attention: tiny 47, corner 244, production 37 on a CPU, and 49, 274 and 42 on a GPU, which adds
-    shapes with a quantised pool; of a cache operation 42, 65 and 36.
+    Numbers of cases for attention on a CPU: tiny 46, corner 244, production 38; of a cache operation 42, 65 and 36. A
+    GPU kernel is compiled for each shape and feature: there, ratio, head dims and dtypes of a shape are paired with the
+    rest one by one, and shapes with a quantised pool are added: 48, 215 and 39 cases.
     """
     common = _cases(variant.op, level, variant.device_kind)
-    if all(_takes(variant, device, case.problem, case.pool_format) for case in common):
+    refused = tuple(case for case in common if not _takes(variant, device, case.problem, case.pool_format))
+    if not refused:
         return common
     spans = _taken_spans(variant, device, dimensions_of(variant.op, level, variant.device_kind))
     if any(not values for values in spans.values()):
         return common
-    keys = {case.key for case in common}
-    rows = covering_rows(spans, possible)
+    rows = covering_rows(spans, possible, _facets(variant.device_kind))
     own = [_case(variant.op, row, _lengths(level), len(common) + index) for index, row in enumerate(rows)]
-    return (*common, *(case for case in own if case.key not in keys))
+    sizes = tuple(case for case in common if case.workload.name in d.SIZES and case not in refused)
+    return (*refused, *own, *sizes)
+
+
+def _facets(kind: DeviceKind) -> Facets:
+    return {"shape": lambda shape: shape.facets} if kind is DeviceKind.CUDA else {}
 
 
 def _takes(variant: Variant, device: Device, problem: Problem, pool_format: PoolFormat) -> bool:
@@ -71,7 +78,7 @@ def _taken_spans(variant: Variant, device: Device, spans: Mapping[str, Sequence[
 
 @cache
 def _cases(op: Op, level: Level, kind: DeviceKind) -> tuple[Case, ...]:
-    rows = covering_rows(dimensions_of(op, level, kind), possible)
+    rows = covering_rows(dimensions_of(op, level, kind), possible, _facets(kind))
     covering = [_case(op, row, _lengths(level), index) for index, row in enumerate(rows)]
     return (*covering, *(_sizes() if (op, level) == (Op.ATTENTION, Level.CORNER) else ()))
 
@@ -111,6 +118,8 @@ def dimensions_of(op: Op, level: Level, kind: DeviceKind = DeviceKind.CPU) -> di
         spans |= {"feature": d.FEATURES, "outputs": d.OUTPUTS, "values": d.VALUES}
     else:
         spans |= _cache_dimensions(op, level)
+        if kind is DeviceKind.CUDA:
+            spans["shape"] += d.QUANTISED_CACHE_SHAPES if level is Level.CORNER else d.QUANTISED_CACHE_SHAPES[:2]
     if level is Level.TINY:
         spans |= {k: v[:n] for k, v in spans.items() if (n := {"feature": 6, "values": 2}.get(k))}  # no sinks
     elif level is Level.PRODUCTION:
@@ -130,6 +139,8 @@ def _cache_dimensions(op: Op, level: Level) -> dict[str, tuple[Any, ...]]:
         spans |= {"table": d.TABLES[:2], "skips": d.SKIPS}
     else:
         spans |= {"queries": ("decode",), "scale_kind": (ScaleKind.NONE,)}
+    if op is Op.COPY_BLOCKS:
+        spans["skips"] = d.SKIPS
     return spans
 
 

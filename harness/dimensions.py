@@ -29,6 +29,15 @@ class Shape:
     q_dtype: DType
     kv_dtype: DType
 
+    @property
+    def facets(self) -> tuple[tuple[object, ...], ...]:
+        """GQA ratio, head dims and dtypes."""
+        return (
+            ("ratio", self.num_q_heads // self.num_kv_heads),
+            ("dims", self.head_dim, self.head_dim_v),
+            ("dtypes", self.q_dtype, self.kv_dtype),
+        )
+
     def problem(self, **features: Any) -> Problem:
         """The problem of this shape with `features`."""
         return Problem(
@@ -86,6 +95,13 @@ CACHE_SHAPES = (
     Shape(4, 4, 64, 128, FP32, FP16),
     Shape(2, 1, 65, 33, FP16, BF16),
     Shape(2, 2, 96, 96, BF16, FP16),
+)
+# What the GPU writes, copies and gathers besides: 8-bit pools, from each query dtype.
+QUANTISED_CACHE_SHAPES = (
+    Shape(8, 2, 128, 128, BF16, DType.FP8_E4M3),
+    Shape(4, 4, 64, 64, FP16, DType.INT8),
+    Shape(3, 1, 80, 48, FP32, DType.FP8_E4M3),
+    Shape(2, 1, 65, 33, BF16, DType.INT8),
 )
 TINY_SHAPES = (SHAPES[3], SHAPES[4], SHAPES[9], SHAPES[2])
 # Of real models, heads per rank: llama-3-8b, llama-3-70b at TP 8, qwen2.5-7b, a head dim of 256 and one of 96,

@@ -14,6 +14,7 @@ from pagedtune.kernels.device import Device, DeviceKind
 from pagedtune.kernels.launch import LaunchPlan
 from pagedtune.kernels.native import NativeExecutor
 from pagedtune.kernels.record import Verdict
+from pagedtune.kernels.slot import Access
 
 from .inputs import Inputs
 from .memory import Poison, bits, poison_bits
@@ -107,12 +108,15 @@ class VirtualMachine:
 
 
 def dead_slots(inputs: Inputs) -> dict[str, torch.Tensor]:
-    """By pool, which elements hold nothing that a result may depend on: those with the poison that no number equals."""
+    """By pool that is only read, which elements hold nothing that a result may depend on: those with the poison that no
+    number equals. (A block copy takes what no token lives in along with the rest.)"""
     if inputs.poison is not Poison.NAN:
         return {}
     found = {}
     for name in ("k_cache", "v_cache"):
         carved = inputs.slots.get(name)
-        if carved is not None and carved.view.dtype.itemsize > 1 and carved.guarded:
+        if carved is None or inputs.access[name] is not Access.IN:
+            continue
+        if carved.view.dtype.itemsize > 1 and carved.guarded:
             found[name] = bits(carved.view) == poison_bits(carved.view.dtype, Poison.NAN)
     return found

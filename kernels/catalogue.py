@@ -6,11 +6,14 @@ import difflib
 
 from .cpu_cache import CpuCopyBlocks, CpuGatherKV, CpuKVWrite
 from .cpu_split import CpuSplit
+from .cuda_cache import CudaCopyBlocks, CudaGatherKV, CudaKVWrite
 from .cuda_paged import CudaPaged
 from .cuda_split_mma import CudaSplitMma
+from .cuda_split_simt import CudaSplitSimt
 from .device import DeviceKind
 from .eager import Eager
 from .eager_cache import EagerCopyBlocks, EagerGatherKV, EagerKVWrite
+from .triton_cache import TritonCopyBlocks, TritonGatherKV, TritonKVWrite
 from .triton_split import TritonSplit
 from .variant import Op, Variant
 
@@ -25,7 +28,14 @@ VARIANTS: tuple[Variant, ...] = (
     CpuGatherKV(),
     TritonSplit(),
     CudaPaged(),
+    CudaKVWrite(),
+    CudaCopyBlocks(),
+    CudaGatherKV(),
+    TritonKVWrite(),
+    TritonCopyBlocks(),
+    TritonGatherKV(),
     CudaSplitMma(),
+    CudaSplitSimt(),
 )
 
 

@@ -88,8 +88,9 @@ def write_kv(pool_format: PoolFormat, tensors: Tensors) -> None:
 
 
 def copy_blocks(tensors: Tensors) -> None:
-    """Copies block `pairs[i, 0]` to block `pairs[i, 1]` in both pools."""
-    source, destination = tensors["block_pairs"].unbind(1)
+    """Copies block `pairs[i, 0]` to block `pairs[i, 1]` in both pools, unless one of them is negative."""
+    pairs = tensors["block_pairs"]
+    source, destination = pairs[(pairs >= 0).all(1)].unbind(1)
     for name in ("k_cache", "v_cache"):
         tensors[name][destination] = tensors[name][source]
 

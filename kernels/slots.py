@@ -52,7 +52,8 @@ def attention_slots(problem: Problem, pool_format: PoolFormat) -> dict[str, Slot
 def kv_write_slots(problem: Problem, pool_format: PoolFormat) -> dict[str, SlotSpec]:
     """Slots of `Op.KV_WRITE`: `k`, `v` [num_tokens, num_kv_heads, head_dim(_v)] in the query dtype go to
     `slot_mapping` int64 [num_tokens] (block · block_size + slot in block; negative is skipped). A stored value
-    is the value divided by its scale."""
+    is the value divided by its scale in fp32, rounded to nearest, ties to even; what lies beyond the range of an 8-bit
+    pool becomes its largest number (e4m3 ±448, int8 ±127). NaN stays NaN, in int8 it becomes 0."""
     dtype, heads = problem.q_dtype.torch, problem.num_kv_heads
     return {
         "k": SlotSpec(dtype, ("num_tokens", heads, problem.head_dim), unit_stride=(2,)),
@@ -65,7 +66,7 @@ def kv_write_slots(problem: Problem, pool_format: PoolFormat) -> dict[str, SlotS
 
 def copy_blocks_slots(problem: Problem, pool_format: PoolFormat) -> dict[str, SlotSpec]:
     """Slots of `Op.COPY_BLOCKS`: `block_pairs` int64 [num_pairs, 2] holds (source, destination) blocks. No
-    destination occurs twice or is also a source."""
+    destination occurs twice or is also a source; a pair with a negative block is skipped."""
     pairs = SlotSpec(torch.int64, ("num_pairs", 2), contiguous=True)
     return {"block_pairs": pairs, **pool_slots(problem, pool_format, Access.INOUT)}
 
@@ -80,8 +81,8 @@ def gather_kv_slots(problem: Problem, pool_format: PoolFormat) -> dict[str, Slot
         "block_table": SlotSpec(torch.int32, ("num_seqs", "max_blocks"), unit_stride=(1,)),
         "context_lens": SlotSpec(torch.int32, ("num_seqs",), contiguous=True),
         "out_start": SlotSpec(torch.int32, ("num_seqs+1",), contiguous=True),
-        "k_out": SlotSpec(dtype, ("num_tokens", heads, problem.head_dim), Access.INOUT, contiguous=True),
-        "v_out": SlotSpec(dtype, ("num_tokens", heads, problem.head_dim_v), Access.INOUT, contiguous=True),
+        "k_out": SlotSpec(dtype, ("num_tokens", heads, problem.head_dim), Access.INOUT, (2,), contiguous=True),
+        "v_out": SlotSpec(dtype, ("num_tokens", heads, problem.head_dim_v), Access.INOUT, (2,), contiguous=True),
     }
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from pagedtune.harness.cache_inputs import EXTRA_ROWS, expected
+from pagedtune.harness.cache_inputs import EXTRA_ROWS, e4m3_bits, expected
 from pagedtune.harness.case import Case, Family, Hazard
 from pagedtune.harness.gate import run_case
 from pagedtune.harness.verdicts import Check
@@ -58,6 +58,7 @@ CASES = [
     make_case((70, 33), Family.CODED, op=Op.COPY_BLOCKS, layout=Layout.HND),
     make_case((70, 33), Family.RANDOM, Hazard.HIGH_POOL, op=Op.COPY_BLOCKS),
     make_case((0,), op=Op.COPY_BLOCKS),
+    make_case((70, 33), Family.RANDOM, Hazard.SKIPPED_TOKENS, op=Op.COPY_BLOCKS),
     make_case((40, 5), Family.RANDOM, Hazard.SKIPPED_TOKENS, op=Op.KV_WRITE, query_lens=(7, 5)),
     make_case(
         (40, 0), op=Op.KV_WRITE, query_lens=(3, 1), q_dtype=DType.FP32, kv_dtype=DType.BF16, layout=Layout.XPACKED
@@ -172,3 +173,34 @@ def test_expected_copy_is_of_the_old_contents() -> None:
     after = run_expected(case, {"k_cache": pool, "v_cache": pool + 10, "block_pairs": pairs})
     assert after["k_cache"].flatten().tolist() == [0, 1, 0, 0]
     assert after["v_cache"].flatten().tolist() == [10, 11, 10, 10]
+
+
+@pytest.mark.parametrize(
+    ("kv_dtype", "given", "stored"),
+    [
+        # Spacing is 2^-9 below 2^-6 and 32 from 256 on: half-way numbers go to the even code, all above 448 to 448.
+        (
+            DType.FP8_E4M3,
+            [2.0**-10, 3 * 2.0**-10, 272, 304, 448, 1e9, -1e9],
+            [0, 2 * 2.0**-9, 256, 320, 448, 448, -448],
+        ),
+        (DType.INT8, [0.5, 1.5, 2.5, -3.5, 126.6, 1e9, -1e9], [0, 2, 2, -4, 127, 127, -127]),
+    ],
+)
+def test_expected_write_saturates_8_bit_pools(kv_dtype: DType, given: list[float], stored: list[float]) -> None:
+    case = make_case((1,), op=Op.KV_WRITE, heads=(1, 1, 7, 7), q_dtype=DType.FP32, kv_dtype=kv_dtype, block_size=1)
+    pools = {name: torch.zeros(1, 1, 1, 7).to(kv_dtype.torch) for name in ("k_cache", "v_cache")}
+    rows = {"k": torch.tensor(given).view(1, 1, 7), "v": torch.tensor(given).neg().view(1, 1, 7)}
+    after = run_expected(case, {**pools, **rows, "slot_mapping": torch.tensor([0])})
+    assert after["k_cache"].float().flatten().tolist() == stored
+    assert after["v_cache"].float().flatten().tolist() == [-x for x in stored]
+
+
+def test_e4m3_codes_are_those_of_torch_inside_the_range() -> None:
+    """All finite bf16 numbers up to 448: torch rounds to nearest even there, and does not saturate beyond."""
+    numbers = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).float()
+    numbers = numbers[numbers.abs() <= 448]
+    assert len(numbers) > 30_000
+    wanted = numbers.to(torch.float8_e4m3fn).view(torch.uint8).numpy()
+    assert (e4m3_bits(numbers.numpy()) == wanted).all()
+    assert e4m3_bits(torch.tensor([torch.nan]).numpy()).tolist() == [0x7F]

@@ -19,7 +19,7 @@ from pagedtune.kernels.variant import Config, Variant
 
 H100 = Device("h100", DeviceKind.CUDA, capability=90, num_units=132)
 H100_AT = {c: replace(H100, capability=c) for c in (80, 89, 90)}  # older targets, for their code only
-NEEDS = {"triton_split": "triton", "cuda_paged": "cuda", "cuda_split_mma": "cuda"}
+NEEDS = {"triton_split": "triton", "cuda_paged": "cuda", "cuda_split_mma": "cuda", "cuda_split_simt": "cuda"}
 
 
 @dataclass(frozen=True)

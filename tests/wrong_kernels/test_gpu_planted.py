@@ -7,22 +7,41 @@ from types import ModuleType
 
 import pytest
 
-from pagedtune.kernels import cuda_paged, cuda_split_mma, triton_split
+from pagedtune.kernels import cuda_cache, cuda_paged, cuda_split_mma, cuda_split_simt, triton_cache, triton_split
+from pagedtune.kernels.cuda_cache import CudaCopyBlocks, CudaGatherKV, CudaKVWrite
 from pagedtune.kernels.cuda_paged import CudaPaged
 from pagedtune.kernels.cuda_split_mma import CudaSplitMma
+from pagedtune.kernels.cuda_split_simt import CudaSplitSimt
 from pagedtune.kernels.record import Status
+from pagedtune.kernels.triton_cache import TritonCopyBlocks, TritonGatherKV, TritonKVWrite
 from pagedtune.kernels.triton_split import TritonSplit
 from pagedtune.kernels.variant import Variant
 
 from .cuda_paged_faults import CUDA_PAGED_FAULTS
+from .gpu_cache_faults import (
+    CUDA_COPY_FAULTS,
+    CUDA_GATHER_FAULTS,
+    CUDA_WRITE_FAULTS,
+    TRITON_COPY_FAULTS,
+    TRITON_GATHER_FAULTS,
+    TRITON_WRITE_FAULTS,
+)
 from .gpu_planted import H100, GpuFault, result_of, run_case
 from .split_mma_faults import SPLIT_MMA_FAULTS
+from .split_simt_faults import SPLIT_SIMT_FAULTS
 from .triton_split_faults import TRITON_SPLIT_FAULTS
 
 FAMILIES: tuple[tuple[Variant, ModuleType, tuple[GpuFault, ...]], ...] = (
     (TritonSplit(), triton_split, TRITON_SPLIT_FAULTS),
     (CudaPaged(), cuda_paged, CUDA_PAGED_FAULTS),
     (CudaSplitMma(), cuda_split_mma, SPLIT_MMA_FAULTS),
+    (CudaSplitSimt(), cuda_split_simt, SPLIT_SIMT_FAULTS),
+    (CudaKVWrite(), cuda_cache, CUDA_WRITE_FAULTS),
+    (CudaCopyBlocks(), cuda_cache, CUDA_COPY_FAULTS),
+    (CudaGatherKV(), cuda_cache, CUDA_GATHER_FAULTS),
+    (TritonKVWrite(), triton_cache, TRITON_WRITE_FAULTS),
+    (TritonCopyBlocks(), triton_cache, TRITON_COPY_FAULTS),
+    (TritonGatherKV(), triton_cache, TRITON_GATHER_FAULTS),
 )
 PLANTED = [(variant, module, fault) for variant, module, faults in FAMILIES for fault in faults]
 
