@@ -102,6 +102,7 @@ def _count(run: Run) -> list[Counts]:
 def _cached_gpu(keys: tuple[str, ...], device: Device, holder: _Holder) -> VirtualGpu:
     options = VirtualGpuOptions(
         num_threads=1,
+        quantum=1,  # warps take turns: else one has waited for its copies before the next asks for its own
         check_races=False,  # the gate does
         shared_bytes=device.shared_bytes_per_block,
         capability=device.capability,

@@ -10,7 +10,6 @@ import torch
 
 from .artifact import Artifact, KernelAbi
 from .bounds import Bounds
-from .cuda_split_mma import Merge
 from .device import Device, DeviceKind
 from .dtypes import DType
 from .launch import (
@@ -32,6 +31,7 @@ from .native_args import abi_of, f32, i64, pointers, scale_stride, strides
 from .pool_format import Layout, PoolFormat, ScaleKind
 from .problem import Problem
 from .slots import aligned, attention_slots, batch_limits
+from .split_mma_plan import Merge
 from .variant import Config, Properties, Variant
 
 SOURCE = Path(__file__).parent / "cuda" / "split_simt.cu"

@@ -82,7 +82,7 @@ def is_peer(path: str, found: Import) -> bool:
 
 def is_kernel_source(path: str) -> bool:
     """A Triton source: read by its compiler, never imported by what ships."""
-    return path.startswith("kernels/") and path.endswith("_kernel.py")
+    return path.startswith("kernels/triton/") and not path.endswith("__init__.py")
 
 
 def problem_with(path: str, found: Import) -> str | None:

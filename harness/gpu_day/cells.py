@@ -1,18 +1,18 @@
-"""What is timed: decode batches of two models, and for each the configurations of both variants."""
+"""What is timed: decode batches of two models, and for each configurations of every variant."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
 from pagedtune.harness.roofline import kv_bytes
 from pagedtune.kernels.bounds import Bounds
-from pagedtune.kernels.cuda_paged import CudaPaged, CudaPagedConfig
-from pagedtune.kernels.device import Device
+from pagedtune.kernels.catalogue import variants_for
+from pagedtune.kernels.device import Device, DeviceKind
 from pagedtune.kernels.dtypes import DType
 from pagedtune.kernels.pool_format import PoolFormat
 from pagedtune.kernels.problem import Problem
-from pagedtune.kernels.triton_split import TritonSplit, TritonSplitConfig
-from pagedtune.kernels.variant import Config, Variant
+from pagedtune.kernels.variant import Config, Op, Variant
 from pagedtune.kernels.workload import Workload
 
 BF16_POOL = PoolFormat(16, DType.BF16)
@@ -68,13 +68,28 @@ COUNTED = Cell("llama-3-8b 4x512", LLAMA3_8B, 4, 512)  # small enough for the vi
 DRY_COUNTED = DRY_CELLS[0]
 
 
+CHANGES: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("triton_split", {"tile_tokens": 128, "num_warps": 8}),
+    ("triton_split", {"num_stages": 3}),
+    ("cuda_paged", {"num_warps": 8}),
+    ("cuda_split_mma", {"merge": "last_block"}),
+    ("cuda_split_mma", {"merge": "early_kernel"}),
+    ("cuda_split_mma", {"tile_tokens": 128}),
+    ("cuda_split_mma", {"num_splits": 128, "split_tokens": 1024}),
+    ("cuda_split_simt", {"merge": "last_block"}),
+)
+
+
 def candidates(cell: Cell, device: Device) -> list[Candidate]:
-    """The default of each variant first."""
-    triton, cuda = TritonSplit(), CudaPaged()
-    default = triton.default_config(cell.problem, cell.pool_format, cell.bounds, device)
-    assert isinstance(default, TritonSplitConfig)
-    wide = replace(default, tile_tokens=128, num_warps=8)
-    deep = replace(default, num_stages=3)
-    found = [Candidate(triton, default), Candidate(cuda, CudaPagedConfig())]
-    found += [Candidate(triton, wide), Candidate(triton, deep), Candidate(cuda, CudaPagedConfig(8))]
+    """The default of each variant first, then with a few tunables changed whose best value only a device can tell."""
+    defaults = {
+        variant.name: Candidate(variant, variant.default_config(cell.problem, cell.pool_format, cell.bounds, device))
+        for variant in variants_for(DeviceKind.CUDA, Op.ATTENTION)
+    }
+    found = list(defaults.values())
+    found += [
+        Candidate(default.variant, default.variant.config_from({**default.config.as_dict(), **changes}))
+        for name, changes in CHANGES
+        if (default := defaults.get(name))
+    ]
     return [c for c in found if c.variant.reject(cell.problem, cell.pool_format, c.config, device) is None]

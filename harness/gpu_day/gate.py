@@ -1,4 +1,4 @@
-"""Stages `build` and `gate`: the cases of both variants, compiled on all cores, then judged on the device."""
+"""Stages `build` and `gate`: the cases of all attention variants, compiled on all cores, then judged on the device."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from pagedtune.harness.gate import run_case
 from pagedtune.harness.gpu_day.child import run_in_child
 from pagedtune.harness.gpu_day.session import Session
 from pagedtune.harness.listing import list_cases
-from pagedtune.kernels.catalogue import find_variant
+from pagedtune.kernels.catalogue import find_variant, variants_for
 from pagedtune.kernels.cuda_driver import DriverError
-from pagedtune.kernels.device import Device
+from pagedtune.kernels.device import Device, DeviceKind
 from pagedtune.kernels.record import Status
 from pagedtune.kernels.serial import from_jsonable, to_jsonable
-from pagedtune.kernels.variant import BuildError, Config
+from pagedtune.kernels.variant import BuildError, Config, Op
 
-VARIANTS = ("triton_split", "cuda_paged", "cuda_split_mma")
+VARIANTS = tuple(variant.name for variant in variants_for(DeviceKind.CUDA, Op.ATTENTION))
 DRY_CASES = 3  # of each variant
 MIN_BATCH_S = 3.0  # with less time left no further case is begun
 

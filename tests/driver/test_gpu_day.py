@@ -52,7 +52,7 @@ def test_a_dry_day_runs_every_stage_to_its_end(dry_day: tuple[subprocess.Complet
     stages = lines_of(folder, "stages")
     assert [(line["name"], line["status"]) for line in stages] == [(name, "done") for name in STAGES]
     gate = lines_of(folder, "gate")
-    assert [line["status"] for line in gate] == ["passed"] * 9, gate
+    assert [line["status"] for line in gate] == ["passed"] * 3 * len(VARIANTS), gate
     assert {line["variant"] for line in gate} == set(VARIANTS)
     assert lines_of(folder, "sanitizer")[0]["cases_exit"] == 0
 

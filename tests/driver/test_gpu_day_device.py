@@ -112,6 +112,7 @@ def test_ncu_is_asked_for_less_where_it_does_not_know_a_metric(
     monkeypatch.setattr(tools, "COUNTED", CELL)
     monkeypatch.setattr("pagedtune.harness.gpu_day.one_case.COUNTED", CELL)
     tools.counters(session)
+    assert len(session.journal.lines("counters")) == len(tools.VARIANTS)
     for line in session.journal.lines("counters"):
         assert line["ncu"] == {"attention_split": {"lts__t_sectors_srcunit_tex_op_read.sum": 1024.0}}
         assert line["reason"] == ""
