@@ -173,9 +173,12 @@ def attention_split(
     else:
         if HAS_SINKS:
             sink = tl.load(sinks + heads, mask=live_rows, other=0.0) * LOG2E
+            # An infinite sink takes all weight or none: neither may meet infinity minus infinity.
+            infinity = float("inf")
             new_top = tl.maximum(top, sink)
-            shrink = tl.exp2(top - new_top)
-            total = total * shrink + tl.exp2(sink - new_top)
+            safe_top = tl.where(tl.abs(new_top) == infinity, 0.0, new_top)
+            shrink = tl.where(sink == infinity, 0.0, tl.exp2(top - safe_top))
+            total = total * shrink + tl.where(sink == infinity, 1.0, tl.exp2(sink - safe_top))
             acc *= shrink[:, None]
             top = new_top
         safe_total = tl.where(total > 0.0, total, 1.0)
