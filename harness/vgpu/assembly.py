@@ -2,39 +2,57 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import chain
+
 import numpy as np
+import numpy.typing as npt
 
 from .emitter import Emitter
 from .load_uses import load_uses
 from .program import INSTRUCTION, MAX_OPS, NUM_P, Program
-from .register_rows import Step, lifetimes, share
+from .register_rows import Steps, lifetimes, share
+
+_ENDS = ("bra", "exit", "trap")
 
 
-def _place_rows(e: Emitter) -> tuple[dict[int, int], int]:
+def _place_rows(e: Emitter) -> tuple[npt.NDArray[np.int64], int]:
     """Where each row of the emitter goes in a warp's register file, and the file's size."""
-    registers = {row: k for k, row in enumerate(e.register_rows)}
+    registers = np.full(e.num_units, -1)
+    rows = np.array(e.register_rows, np.int64)
+    registers[rows] = np.arange(len(rows))
+    number = registers.tolist().__getitem__
     guarded = {id(item.writes) for item in e.emitted if item.guard >= 0}
-    steps = []
-    for item in e.emitted:
-        key = item.operation.key
-        steps.append(
-            Step(
-                reads=sum(1 << registers[row] for row in item.reads),
-                writes=sum(1 << registers[row] for row in item.writes),
-                certain=id(item.writes) not in guarded,
-                goes_on=item.guard >= 0 or key not in ("bra", "exit", "trap"),
-                target=e.labels[item.operation.target] if item.operation.target else -1,
-            )
-        )
+    first, last, own = lifetimes(
+        Steps(
+            reads=[list(map(number, item.reads)) for item in e.emitted],
+            writes=[list(map(number, item.writes)) for item in e.emitted],
+            certain=[id(item.writes) not in guarded for item in e.emitted],
+            goes_on=[item.guard >= 0 or item.operation.key not in _ENDS for item in e.emitted],
+            targets=_targets(e),
+        ),
+        len(rows),
+    )
     sizes = e.row_sizes
-    lives, own = lifetimes(steps, len(registers))
-    shared, num_shared = share(lives, own, [sizes[row] for row in registers])
-    places, used = {}, 0
+    shared, num_shared = share(first, last, own, [sizes[row] for row in e.register_rows])
+    places, used = np.zeros(e.num_units, np.int64), 0
     for row, size in sizes.items():
-        if row not in registers:
+        if registers[row] < 0:
             places[row], used = used, used + size
-    places |= {row: used + shared[k] for row, k in registers.items()}
+    places[rows] = used + np.array(shared, np.int64)
     return places, used + num_shared
+
+
+def _targets(e: Emitter) -> list[int]:
+    return [e.labels[item.operation.target] if item.operation.target else -1 for item in e.emitted]
+
+
+def _padded(rows: Sequence[Sequence[int]], width: int) -> npt.NDArray[np.int32]:
+    """Rows filled up with zeros."""
+    counts = [len(row) for row in rows]
+    padded = np.zeros((len(rows), width), np.int32)
+    padded[np.arange(width) < np.array(counts)[:, None]] = np.fromiter(chain.from_iterable(rows), np.int32, sum(counts))
+    return padded
 
 
 def assemble(e: Emitter) -> Program:
@@ -43,16 +61,18 @@ def assemble(e: Emitter) -> Program:
     places, num_units = _place_rows(e)
     code = np.zeros(len(e.emitted), INSTRUCTION)
     operations = [item.operation for item in e.emitted]
+    guards = np.array([item.guard for item in e.emitted])
     code["key"] = [keys.setdefault(o.key, len(keys)) for o in operations]
-    code["guard"] = [places[item.guard] if item.guard >= 0 else -1 for item in e.emitted]
+    code["guard"] = np.where(guards >= 0, places[guards], -1)
     code["guard_negated"] = [item.guard_negated for item in e.emitted]
-    code["num_ops"] = [len(o.ops) for o in operations]
-    code["ops"] = [(*(places[row] for row in o.ops), *(0,) * (MAX_OPS - len(o.ops))) for o in operations]
-    code["p"] = [(*o.p, *(0,) * (NUM_P - len(o.p))) for o in operations]
+    code["num_ops"] = num_ops = np.array([len(o.ops) for o in operations])
+    given = np.arange(MAX_OPS) < num_ops[:, None]
+    code["ops"] = np.where(given, places[_padded([o.ops for o in operations], MAX_OPS)], 0)
+    code["p"] = _padded([o.p for o in operations], NUM_P)
     code["imm"] = [o.imm for o in operations]
     code["line"] = [item.instruction.line for item in e.emitted]
-    code["cls"] = [int(o.cls) for o in operations]
-    code["target"] = [e.labels[o.target] if o.target else -1 for o in operations]
+    code["cls"] = [o.cls for o in operations]
+    code["target"] = _targets(e)
     use_starts, uses = load_uses(e.emitted)
     code["waits"] = np.diff(use_starts) > 0
     directives = e.entry.directives
@@ -67,8 +87,8 @@ def assemble(e: Emitter) -> Program:
         lines=tuple(i.instruction.line for i in e.emitted),
         sources=tuple(i.instruction.source for i in e.emitted),
         num_units=num_units,
-        consts=tuple((places[unit], width, value) for unit, width, value in e.consts),
-        specials=tuple(places[unit] if unit >= 0 else -1 for unit in e.specials),
+        consts=tuple((int(places[unit]), width, value) for unit, width, value in e.consts),
+        specials=tuple(int(places[unit]) if unit >= 0 else -1 for unit in e.specials),
         params=tuple(e.params.values()),
         static_shared=e.static_shared,
         local_bytes=-(-e.local_bytes // 16) * 16,
