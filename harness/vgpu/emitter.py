@@ -209,7 +209,11 @@ class Emitter:
         """The row that a result of `width` bytes (0: predicate) goes to."""
         if isinstance(operand, Reg):
             self._check_width(operand, width)
-            return self.register(operand, written=True)
+            row = self.frame.rows.get(operand.name)
+            if row is None:
+                row = self._register_row(operand)
+            self.writes.append(row)
+            return row
         if isinstance(operand, Sink):
             return TRASH
         raise self.error(f"a register was expected, not {operand}")
@@ -221,10 +225,15 @@ class Emitter:
 
     def source(self, operand: Operand, type: str) -> int:
         """The row of a source operand of a type."""
-        width = 0 if type == "pred" else TYPE_BYTES[type]
         if isinstance(operand, Reg):
-            self._check_width(operand, width)
-            return self.register(operand)
+            if _REGISTER_BYTES[operand.type] != _REGISTER_BYTES[type]:
+                self._check_width(operand, 0 if type == "pred" else TYPE_BYTES[type])
+            row = self.frame.rows.get(operand.name)
+            if row is None:
+                row = self._register_row(operand)
+            self.reads.append(row)
+            return row
+        width = 0 if type == "pred" else TYPE_BYTES[type]
         if isinstance(operand, Imm):
             return self.constant(self.immediate(operand, type), width)
         if isinstance(operand, Special):
@@ -354,7 +363,9 @@ class Emitter:
         """Appends an instruction under the current one's guard, or under `guard`."""
         if len(operation.ops) > MAX_OPS:
             raise self.error(f"{len(operation.ops)} registers, the virtual GPU takes at most {MAX_OPS}")
-        row, negated = guard if guard is not None else self.guard()
+        if guard is None:
+            guard = self.guard() if self.instruction.guard else (-1, False)
+        row, negated = guard
         self.emitted.append(Emitted(operation, self.instruction, row, negated, self.reads, self.writes))
 
     def guard(self) -> tuple[int, bool]:

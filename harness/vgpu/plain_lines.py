@@ -16,7 +16,7 @@ from .ptx_tokens import PtxError
 
 # Guard, opcode and operands of an instruction.
 INSTRUCTION = re.compile(
-    r"\s*(?:@(!?%[\w$]+)\s+)?([A-Za-z_$%][\w$]*(?:(?:\.|::)[\w$]+)*)(?:\s+([^;\"/:@<>=*]*))?;\s*(?://.*)?"
+    r"\s*+(?:@(!?%[\w$]++)\s++)?([A-Za-z_$%][\w$]*+(?:(?:\.|::)[\w$]++)*+)(?:\s++([^;\"/:@<>=*]*+))?;\s*+(?://.*)?"
 )
 # A label; or file and row of a `.loc`; or nothing.
 OTHER = re.compile(r"\s*(?:([A-Za-z_$%][\w$]*):|\.loc\s+(\d+)\s+(\d+)\s+\d+(?=[\s/]|$))?\s*(?://.*)?")

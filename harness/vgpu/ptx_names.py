@@ -76,7 +76,7 @@ def _numbered(name: str) -> tuple[str, str]:
     """A name without the number at its end, and the number, "" if there is none; no number starts with a zero."""
     prefix = name.rstrip("0123456789")
     number = name[len(prefix) :]
-    if number[:1] == "0" and len(number) > 1:
+    if number.startswith("0"):
         number = number.lstrip("0") or "0"
-        prefix = name[: len(name) - len(number)]
+        prefix = name[: -len(number)]
     return prefix, number

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,20 +21,33 @@ Flags = npt.NDArray[np.bool_]
 Numbers = npt.NDArray[np.int64]
 
 
+class Accesses(NamedTuple):
+    """Reads, or writes: operation and register of each, in the order of the operations."""
+
+    at: Numbers
+    register: Numbers
+
+
+def accesses(rows: Sequence[Sequence[int]], registers: Numbers) -> Accesses:
+    """The accesses of operations to `rows`, which hold the `registers` of those numbers."""
+    counts = list(map(len, rows))
+    flat = np.fromiter(chain.from_iterable(rows), np.int64, sum(counts))
+    return Accesses(np.repeat(np.arange(len(counts)), counts), registers[flat])
+
+
 @dataclass(frozen=True)
 class Steps:
     """What each operation of the core does to registers; registers are numbers from 0.
 
     Args:
-        reads, writes: registers of each operation, in any order; a write under a guard does not end the life of the
-            value before it.
-        certain: whether it writes for every lane that reaches it.
+        reads, writes: a write under a guard does not end the life of the value before it.
+        certain: of each operation, whether it writes for every lane that reaches it.
         goes_on: whether the next operation may follow.
         targets: operation that it may branch to, -1 for none.
     """
 
-    reads: Sequence[Sequence[int]]
-    writes: Sequence[Sequence[int]]
+    reads: Accesses
+    writes: Accesses
     certain: Sequence[bool]
     goes_on: Sequence[bool]
     targets: Sequence[int]
@@ -42,13 +56,13 @@ class Steps:
 def lifetimes(steps: Steps, num_registers: int) -> tuple[Numbers, Numbers, Flags]:
     """First and last operation during which each register may hold a value that is read later (the number of
     operations and -1 for a register that nothing touches), and which registers may be read before they are written."""
-    size = len(steps.reads)
+    size = len(steps.targets)
     early = np.zeros(num_registers, np.bool_)
     first, last = np.full(num_registers, size), np.full(num_registers, -1)
     starts = _block_starts(steps)
     block_of = np.searchsorted(starts, np.arange(size), "right") - 1
-    read_at, read = _accesses(steps.reads)
-    write_at, written = _accesses(steps.writes)
+    read_at, read = steps.reads
+    write_at, written = steps.writes
     for at, register in ((read_at, read), (write_at, written)):
         np.minimum.at(first, register, at)
         np.maximum.at(last, register, at)
@@ -79,12 +93,6 @@ def lifetimes(steps: Steps, num_registers: int) -> tuple[Numbers, Numbers, Flags
         last[members] = np.maximum(last[members], np.where(alive, at[:, None], -1).max(0))
     early[members] = before[0]
     return first, last, early
-
-
-def _accesses(registers: Sequence[Sequence[int]]) -> tuple[Numbers, Numbers]:
-    """Operation and register of each access."""
-    counts = [len(r) for r in registers]
-    return np.repeat(np.arange(len(counts)), counts), np.fromiter(chain.from_iterable(registers), np.int64, sum(counts))
 
 
 def _block_starts(steps: Steps) -> Numbers:

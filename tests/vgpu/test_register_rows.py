@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagedtune.harness.vgpu.register_rows import Flags, Numbers, Steps, lifetimes, share
+from pagedtune.harness.vgpu.register_rows import Flags, Numbers, Steps, accesses, lifetimes, share
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ def step(reads: str = "", writes: str = "", certain: bool = True, goes_on: bool 
 
 def lives(steps: list[Step], count: int) -> tuple[Numbers, Numbers, Flags]:
     together = Steps(
-        [s.reads for s in steps],
-        [s.writes for s in steps],
+        accesses([s.reads for s in steps], np.arange(count)),
+        accesses([s.writes for s in steps], np.arange(count)),
         [s.certain for s in steps],
         [s.goes_on for s in steps],
         [s.target for s in steps],
