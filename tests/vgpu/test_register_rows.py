@@ -84,11 +84,8 @@ def test_sizes_do_not_mix() -> None:
     assert units == 6
 
 
-@settings(max_examples=300, deadline=None)
-@given(st.integers(0, 1 << 30))
-def test_every_path_reads_what_it_wrote(seed: int) -> None:
-    """Random programs and random walks over them, with values in rows and in registers side by side."""
-    rng = random.Random(seed)
+def random_steps(rng: random.Random) -> tuple[list[Step], int]:
+    """A program and its number of registers."""
     count, size = rng.randint(2, 8), rng.randint(3, 25)
     steps = []
     for _ in range(size):
@@ -103,13 +100,22 @@ def test_every_path_reads_what_it_wrote(seed: int) -> None:
                 rng.randrange(size) if branch else -1,
             )
         )
+    return steps, count
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(0, 1 << 30))
+def test_every_path_reads_what_it_wrote(seed: int) -> None:
+    """Random programs and random walks over them, with values in rows and in registers side by side."""
+    rng = random.Random(seed)
+    steps, count = random_steps(rng)
     rows = places(steps, count)
     for _ in range(5):
         held: dict[int, object] = {}
         truth: dict[int, object] = {}
         at = 0
         for _ in range(100):
-            if at >= size:
+            if at >= len(steps):
                 break
             now = steps[at]
             for register in range(count):
@@ -122,3 +128,24 @@ def test_every_path_reads_what_it_wrote(seed: int) -> None:
             if not follows:
                 break
             at = rng.choice(follows)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(0, 1 << 30))
+def test_lifetimes_by_their_definition(seed: int) -> None:
+    """Which registers are alive before each operation, by the equations of liveness one operation at a time."""
+    steps, count = random_steps(random.Random(seed))
+    size = len(steps)
+    follows = [[n for n in ((s.target,) if s.target >= 0 else ()) + ((k + 1,) if s.goes_on else ()) if n < size]
+               for k, s in enumerate(steps)]  # fmt: skip
+    alive: list[set[int]] = [set() for _ in steps]
+    for _ in range(size * count + 1):  # each round adds a register somewhere, or nothing changes any more
+        for k, s in enumerate(steps):
+            after = set().union(*(alive[n] for n in follows[k]))
+            alive[k] = set(s.reads) | (after - set(s.writes) if s.certain else after)
+    held = [alive[k].union(s.reads, s.writes, *(alive[n] for n in follows[k])) for k, s in enumerate(steps)]
+    first, last, own = lives(steps, count)
+    for register in range(count):
+        at = [k for k in range(size) if register in held[k]]
+        assert (first[register], last[register]) == ((at[0], at[-1]) if at else (size, -1))
+        assert own[register] == (register in alive[0])
