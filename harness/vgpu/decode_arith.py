@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
 
 from .emitter import TRASH, Emitter, class_of
 from .program import InstructionClass, Operation
-from .ptx_module import TYPE_BYTES, Imm, Instruction, Operand, Pair, Sink
+from .ptx_module import TYPE_BYTES, Imm, Instruction, Operand, Pair, Reg, Sink
 
 FLAGS = {"ftz": 1, "sat": 2, "rz": 4, "rm": 8, "rp": 16, "NaN": 32, "relu": 64, "xorsign": 128, "abs": 256}
 _SILENT = ("rn", "approx", "full")
@@ -34,6 +36,7 @@ _COMPARES = ("eq", "ne", "lt", "le", "gt", "ge", "equ", "neu", "ltu", "leu", "gt
 CVT_TYPES = {
     t: k for k, t in enumerate(("u8", "u16", "u32", "u64", "s8", "s16", "s32", "s64", "f16", "bf16", "f32", "f64"))
 }
+_PACKED = ("f16x2", "bf16x2")
 _PACKED_CVT = ("f16x2", "bf16x2", "e4m3x2", "e5m2x2", "tf32")
 _PACKED_BYTES = {"f16x2": 4, "bf16x2": 4, "e4m3x2": 2, "e5m2x2": 2, "tf32": 4, "f32": 4}
 # Conversions with a handler over whole rows, where nothing but the types is given.
@@ -50,7 +53,7 @@ def operands_of(e: Emitter, instruction: Instruction, count: int) -> Sequence[Op
     return instruction.operands
 
 
-def take_flags(e: Emitter, modifiers: Sequence[str]) -> tuple[int, list[str]]:
+def take_flags(modifiers: Sequence[str]) -> tuple[int, list[str]]:
     """Sum of the flags among `modifiers`, and the other modifiers."""
     flags, rest = 0, []
     for word in modifiers:
@@ -61,38 +64,35 @@ def take_flags(e: Emitter, modifiers: Sequence[str]) -> tuple[int, list[str]]:
     return flags, rest
 
 
-def arithmetic(e: Emitter, instruction: Instruction) -> None:
-    """Everything in `SIGNATURES`."""
-    name, *modifiers = instruction.opcode.split(".")
+class _Arithmetic(NamedTuple):
+    """What an opcode says, together with the number of its operands."""
+
+    name: str
+    type: str
+    width: int = 0  # bytes of the result
+    sources: tuple[str, ...] = ()  # types
+    key: str = ""
+    p: tuple[int, ...] = ()
+    cls: InstructionClass = InstructionClass.INTEGER
+
+
+@lru_cache(maxsize=4096)
+def _arithmetic(opcode: str, count: int) -> _Arithmetic:
+    name, *modifiers = opcode.split(".")
     type = modifiers[-1]
-    if type == "pred":
-        _predicate_logic(e, instruction, name)
-        return
-    if type not in TYPE_BYTES:
-        raise e.error(f"unknown type .{type}")
-    flags, sub = take_flags(e, modifiers[:-1])
+    if type not in TYPE_BYTES or type == "pred":
+        return _Arithmetic(name, type)
+    flags, sub = take_flags(modifiers[:-1])
     signature = SIGNATURES[name]
     if "wide" in sub:
         signature = {"mul": "WTT", "mad": "WTTW"}[name]
-    if name in ("min", "max") and len(instruction.operands) == 4:
+    if name in ("min", "max") and count == 4:
         name, signature = f"{name}3", "TTTT"
-    ops = _typed_operands(e, instruction, signature, type)
-    key, flags = _arithmetic_key(name, sub, type, flags, modifiers)
-    cls = InstructionClass.SPECIAL_FUNCTION if name in _SPECIAL_FUNCTIONS else class_of(type)
-    e.emit(Operation(key, ops, (flags,), cls=cls))
-
-
-def _typed_operands(e: Emitter, instruction: Instruction, signature: str, type: str) -> tuple[int, ...]:
-    operands = operands_of(e, instruction, len(signature))
     wide = f"b{16 * TYPE_BYTES[type]}"
     types = [{"T": type, "U": "u32", "W": wide}[letter] for letter in signature]
-    dst = operands[0]
-    if isinstance(dst, Pair):
-        raise e.error("two destinations")
-    return (
-        e.destination(dst, TYPE_BYTES[types[0]]),
-        *(e.source(o, t) for o, t in zip(operands[1:], types[1:], strict=True)),
-    )
+    key, flags = _arithmetic_key(name, sub, type, flags, modifiers)
+    cls = InstructionClass.SPECIAL_FUNCTION if name in _SPECIAL_FUNCTIONS else class_of(type)
+    return _Arithmetic(name, type, TYPE_BYTES[types[0]], tuple(types[1:]), key, (flags,), cls)
 
 
 def _arithmetic_key(name: str, sub: list[str], type: str, flags: int, modifiers: Sequence[str]) -> tuple[str, int]:
@@ -120,6 +120,20 @@ def _arithmetic_key(name: str, sub: list[str], type: str, flags: int, modifiers:
     return ".".join((name, *sub, type)), flags
 
 
+def arithmetic(e: Emitter, instruction: Instruction) -> None:
+    """Everything in `SIGNATURES`."""
+    name, type, width, types, key, p, cls = _arithmetic(instruction.opcode, len(instruction.operands))
+    if type == "pred":
+        _predicate_logic(e, instruction, name)
+        return
+    if not key:
+        raise e.error(f"unknown type .{type}")
+    dst, *sources = operands_of(e, instruction, 1 + len(types))
+    if isinstance(dst, Pair):
+        raise e.error("two destinations")
+    e.emit(Operation(key, (e.destination(dst, width), *map(e.source, sources, types)), p, 0, cls))
+
+
 def _predicate_logic(e: Emitter, instruction: Instruction, name: str) -> None:
     count = 2 if name in ("not", "mov") else 3
     operands = operands_of(e, instruction, count)
@@ -140,42 +154,60 @@ def select(e: Emitter, instruction: Instruction) -> None:
         ops = (e.destination(operands[0], width), e.source(operands[1], type), e.source(operands[2], type), row)
         e.emit(Operation(f"selp.b{8 * width}", ops, (negated,), cls=InstructionClass.MOVE))
         return
-    _, (type, control) = take_flags(e, modifiers)
+    _, (type, control) = take_flags(modifiers)
     width = TYPE_BYTES[type]
     sources = (e.source(operands[1], type), e.source(operands[2], type), e.source(operands[3], control))
     ops = (e.destination(operands[0], width), *sources)
     e.emit(Operation(f"slct.b{8 * width}.{control}", ops, cls=InstructionClass.MOVE))
 
 
-def compare(e: Emitter, instruction: Instruction) -> None:
-    """setp, set."""
-    name, *modifiers = instruction.opcode.split(".")
-    flags, words = take_flags(e, modifiers)
+class _Comparison(NamedTuple):
+    """What the opcode of setp or set says."""
+
+    name: str
+    boolean: int
+    type: str
+    suffix: str  # of the key
+    p: tuple[int, int]  # flags, index of the comparison
+    result: str = ""  # type of what set writes
+    unknown: str = ""  # a comparison that does not exist
+
+
+@lru_cache(maxsize=4096)
+def _comparison(opcode: str) -> _Comparison:
+    name, *modifiers = opcode.split(".")
+    flags, words = take_flags(modifiers)
     comparison = _UNSIGNED_COMPARE.get(words[0], words[0])
     if comparison not in _COMPARES:
-        raise e.error(f"unknown comparison .{words[0]}")
+        return _Comparison(name, 0, "", "", (0, 0), unknown=words[0])
     boolean = _BOOLS.get(words[1], 0)
     types = words[2:] if boolean else words[1:]
     type = types[-1]
+    key = type.replace("b", "u") if type[0] == "b" and not type.startswith("bf") else type
+    suffix = key if type in _PACKED else f"{comparison}.{key}"
+    return _Comparison(name, boolean, type, suffix, (flags & 1, _COMPARES.index(comparison)), types[0])
+
+
+def compare(e: Emitter, instruction: Instruction) -> None:
+    """setp, set."""
+    name, boolean, type, suffix, (flags, index), result, unknown = _comparison(instruction.opcode)
+    if unknown:
+        raise e.error(f"unknown comparison .{unknown}")
     operands = operands_of(e, instruction, 4 if boolean else 3)
     dst = operands[0]
     a, b = e.source(operands[1], type), e.source(operands[2], type)
-    key = type.replace("b", "u") if type[0] == "b" and not type.startswith("bf") else type
-    packed = type in ("f16x2", "bf16x2")
-    suffix = key if packed else f"{comparison}.{key}"
-    index = _COMPARES.index(comparison)
     if name == "set":
         if boolean:
             raise e.error("set with a boolean operation is not supported")
-        one = {"f32": 1, "f16x2": 0x3C00, "bf16x2": 0x3F80}.get(types[0], 0xFFFF if packed else 0)
-        ops: tuple[int, ...] = (e.destination(dst, TYPE_BYTES[types[0]]), a, b)
-        e.emit(Operation(f"set.{suffix}", ops, (0, 0, flags & 1, one, index), cls=InstructionClass.PREDICATE))
+        one = {"f32": 1, "f16x2": 0x3C00, "bf16x2": 0x3F80}.get(result, 0xFFFF if type in _PACKED else 0)
+        ops: tuple[int, ...] = (e.destination(dst, TYPE_BYTES[result]), a, b)
+        e.emit(Operation(f"set.{suffix}", ops, (0, 0, flags, one, index), cls=InstructionClass.PREDICATE))
         return
     first, second = (dst.first, dst.second) if isinstance(dst, Pair) else (dst, Sink())
     row, negated = e.predicate(operands[3]) if boolean else (TRASH, 0)
     ops = (e.destination(first, 0), e.destination(second, 0), a, b, row)
-    p = (boolean, negated, flags & 1, 0, index)
-    e.emit(Operation(f"setp.{suffix}", ops, p, cls=InstructionClass.PREDICATE))
+    p = (boolean, negated, flags, 0, index)
+    e.emit(Operation(f"setp.{suffix}", ops, p, 0, InstructionClass.PREDICATE))
 
 
 def test_property(e: Emitter, instruction: Instruction) -> None:
@@ -213,9 +245,21 @@ def _words(e: Emitter, operands: Sequence[Operand]) -> tuple[int, ...]:
     return (e.destination(operands[0], 4), *(e.source(o, "b32") for o in operands[1:]))
 
 
-def convert(e: Emitter, instruction: Instruction) -> None:
-    """cvt, scalar and packed."""
-    _, *modifiers = instruction.opcode.split(".")
+class _Conversion(NamedTuple):
+    """What the opcode of cvt says."""
+
+    dtype: str
+    stype: str
+    flags: int = 0
+    rounding: int = 0
+    whole: int = 0
+    finite: int = 0
+    unknown: str = ""  # a modifier that does not exist
+
+
+@lru_cache(maxsize=4096)
+def _conversion(opcode: str) -> _Conversion:
+    _, *modifiers = opcode.split(".")
     dtype, stype = modifiers[-2], modifiers[-1]
     flags = rounding = whole = finite = 0
     for word in modifiers[:-2]:
@@ -226,7 +270,15 @@ def convert(e: Emitter, instruction: Instruction) -> None:
         elif word == "satfinite":
             finite = 1
         else:
-            raise e.error(f"unknown modifier .{word}")
+            return _Conversion(dtype, stype, unknown=word)
+    return _Conversion(dtype, stype, flags, rounding, whole, finite)
+
+
+def convert(e: Emitter, instruction: Instruction) -> None:
+    """cvt, scalar and packed."""
+    dtype, stype, flags, rounding, whole, finite, unknown = _conversion(instruction.opcode)
+    if unknown:
+        raise e.error(f"unknown modifier .{unknown}")
     if dtype in _PACKED_CVT:
         _convert_packed(e, instruction, dtype, stype, (flags, rounding, whole, finite))
         return
@@ -240,13 +292,11 @@ def convert(e: Emitter, instruction: Instruction) -> None:
     p = (flags, rounding, whole, 0, d_width, s_width, *types)
     plain = exact and not (flags or rounding or whole)
     key = f"cvt.fast.{dtype}.{stype}" if plain and (dtype, stype) in _FAST_CVT else "cvt"
-    e.emit(Operation(key, (d_row, s_row), p, cls=InstructionClass.CONVERT))
+    e.emit(Operation(key, (d_row, s_row), p, 0, InstructionClass.CONVERT))
 
 
 def _wide_operand(e: Emitter, operand: Operand, type: str, written: bool = False) -> tuple[int, int]:
     """Row and bytes of a register that may be wider than the type, or of an immediate."""
-    from .ptx_module import Reg
-
     width = TYPE_BYTES[type]
     if isinstance(operand, Reg):
         actual = 0 if operand.type == "pred" else max(TYPE_BYTES[operand.type], 2)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
 
 from .decode_arith import operands_of
 from .emitter import Emitter
@@ -31,7 +33,7 @@ _CLASSES = {
 
 def move(e: Emitter, instruction: Instruction) -> None:
     """mov."""
-    type = instruction.opcode.split(".")[-1]
+    type = instruction.opcode.rpartition(".")[2]
     dst, src = operands_of(e, instruction, 2)
     if type == "pred":
         row, negated = e.predicate(src)
@@ -73,14 +75,24 @@ def _move_vector(e: Emitter, dst: Operand, src: Operand, type: str) -> None:
         e.emit(Operation("pack", ops, (part, width), cls=InstructionClass.MOVE))
 
 
-def _access(e: Emitter, modifiers: Sequence[str]) -> tuple[str, int, int, list[str]]:
-    """State space (or ""), vector length, order flags, and what is left of the modifiers."""
+class _Access(NamedTuple):
+    """What the modifiers of a memory instruction say."""
+
+    space: str  # state space, or ""
+    vector: int
+    order: int  # flags
+    rest: tuple[str, ...]  # what is left
+    hint: bool  # whether the last operand is a cache policy
+    remote: bool  # shared memory of other CTAs
+
+
+@lru_cache(maxsize=4096)
+def _modifiers(opcode: str) -> _Access:
     space, vector, order, rest = "", 1, 0, []
-    for word in modifiers:
+    words = opcode.split(".")[1:]
+    for word in words:
         base = word.partition("::")[0]
         if base in SPACES:
-            if word == "shared::cluster":
-                raise e.error("shared memory of other CTAs of a cluster is not supported")
             space = base
         elif word in ("v2", "v4", "v8"):
             vector = int(word[1])
@@ -90,7 +102,15 @@ def _access(e: Emitter, modifiers: Sequence[str]) -> tuple[str, int, int, list[s
             order |= CTA_SCOPE
         elif word not in _IGNORED and base not in ("L1", "L2", "level"):
             rest.append(word)
-    return space, vector, order, rest
+    hint = any("cache_hint" in word for word in words)
+    return _Access(space, vector, order, tuple(rest), hint, "shared::cluster" in words)
+
+
+def _access(e: Emitter, opcode: str) -> _Access:
+    access = _modifiers(opcode)
+    if access.remote:
+        raise e.error("shared memory of other CTAs of a cluster is not supported")
+    return access
 
 
 def _registers(e: Emitter, operand: Operand, vector: int) -> tuple[Operand, ...]:
@@ -113,21 +133,19 @@ def _register_width(e: Emitter, items: Sequence[Operand], type: str) -> int:
 
 def load_store(e: Emitter, instruction: Instruction) -> None:
     """ld, ldu, st."""
-    name, *modifiers = instruction.opcode.split(".")
-    space, vector, order, rest = _access(e, modifiers)
+    space, vector, order, rest, hint, _ = _access(e, instruction.opcode)
     if len(rest) != 1 or rest[0] not in TYPE_BYTES:
-        raise e.error(f"unknown modifiers {rest[:-1] or rest}")
+        raise e.error(f"unknown modifiers {list(rest[:-1] or rest)}")
     type = rest[0]
-    store = name == "st"
-    operands = list(instruction.operands)
-    if any("cache_hint" in word for word in modifiers):
-        operands.pop()
+    store = instruction.opcode.startswith("st")
+    operands = instruction.operands[:-1] if hint else instruction.operands
     if len(operands) != 2:
         raise e.error(f"{len(operands)} operands, expected 2")
     address, data = (operands[0], operands[1]) if store else (operands[1], operands[0])
     items = _registers(e, data, vector)
     width = _register_width(e, items, type)
-    rows = tuple(e.source(o, f"b{8 * width}") if store else e.destination(o, width) for o in items)
+    bits = f"b{8 * width}"
+    rows = tuple([e.source(o, bits) if store else e.destination(o, width) for o in items])
     signed = int(type[0] == "s")
     if space == "param" and not store and _is_entry_param(e, address):
         offset = _param_offset(e, address)
@@ -158,18 +176,17 @@ def _is_entry_param(e: Emitter, address: Operand) -> bool:
 
 def atomic(e: Emitter, instruction: Instruction) -> None:
     """atom, red."""
-    name, *modifiers = instruction.opcode.split(".")
-    space, vector, order, rest = _access(e, modifiers)
+    space, vector, order, rest, hint, _ = _access(e, instruction.opcode)
     if len(rest) == 3 and rest[1] == rest[0]:
         rest = rest[1:]
     if len(rest) == 2 and rest[0] in ATOM_TYPES:
-        rest.reverse()  # with vectors, compilers write the type first
+        rest = rest[::-1]  # with vectors, compilers write the type first
     if len(rest) != 2 or rest[0] not in ATOM_OPS or rest[1] not in ATOM_TYPES:
         raise e.error("atomic operation is not supported")
     operation, type = rest
-    returns, cas = name == "atom", operation == "cas"
+    returns, cas = instruction.opcode.startswith("atom"), operation == "cas"
     operands = list(instruction.operands)
-    if any("cache_hint" in word for word in modifiers):
+    if hint:
         operands.pop()
     if len(operands) != 2 + returns + cas:
         raise e.error(f"{len(operands)} operands, expected {2 + returns + cas}")

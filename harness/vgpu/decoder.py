@@ -68,9 +68,11 @@ def decode(module: Module, entry: str) -> Program:
 
 
 @lru_cache(maxsize=4096)
-def _unsupported(opcode: str) -> str:
-    """What an instruction would need that is not modelled, or ""."""
-    return next((u for u in _UNSUPPORTED if opcode == u or opcode.startswith((u + ".", u + "::"))), "")
+def _rule(opcode: str) -> tuple[str, str, Rule | None]:
+    """The first word of an opcode; what it would need that is not modelled, or ""; and the rule that decodes it."""
+    unsupported = next((u for u in _UNSUPPORTED if opcode == u or opcode.startswith((u + ".", u + "::"))), "")
+    base = opcode.partition(".")[0]
+    return base, unsupported, _RULES.get(base)
 
 
 def decode_one(emitter: Emitter, instruction: Instruction) -> None:
@@ -115,13 +117,12 @@ class _Decoder:
         """Decodes one instruction."""
         self.emitter.start(instruction)
         opcode = instruction.opcode
-        base = opcode.partition(".")[0]
-        unsupported = _unsupported(opcode)
+        base, unsupported, rule = _rule(opcode)
         if unsupported:
             raise PtxError(instruction.line, f"{opcode} is not supported: the virtual GPU has no {unsupported}")
         try:
-            if base in _RULES:
-                _RULES[base](self.emitter, instruction)
+            if rule is not None:
+                rule(self.emitter, instruction)
             else:
                 self._control(instruction, base)
         except (IndexError, KeyError, ValueError) as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from .program import (
     LOCAL_START,
@@ -38,31 +39,36 @@ TRASH = 0  # the first row takes what nobody reads
 UNIT_BYTES, LANES = 64, 32
 
 
-@dataclass
-class Emitted:
+class Emitted(NamedTuple):
     """An instruction with its origin; a branch target is a label until the end."""
 
     operation: Operation
     instruction: Instruction
     guard: int
     guard_negated: bool
-    reads: set[int]  # rows of registers that the instruction reads and writes
-    writes: set[int]
+    reads: list[int]  # rows of registers that the instruction reads and writes
+    writes: list[int]
 
 
 @dataclass
 class Frame:
-    """One inlined copy of a function: the prefix of its registers, and where its parameters lie (local offsets)."""
+    """One inlined copy of a function: the prefix of its registers, where its parameters lie (local offsets), and the
+    rows of those registers that it used."""
 
     function: Function
     prefix: str
     params: dict[str, int] = field(default_factory=dict)
     locals: dict[tuple[int, str], int] = field(default_factory=dict)
+    rows: dict[str, int] = field(default_factory=dict)
 
 
 def row_units(width: int) -> int:
     """Units of a row of `width` bytes per lane (0 is a predicate)."""
     return 1 if width == 0 else max(1, LANES * max(width, 2) // UNIT_BYTES)
+
+
+_REGISTER_BYTES = {type: 0 if type == "pred" else max(width, 2) for type, width in TYPE_BYTES.items()}
+_MASKS = {width: (1 << (8 * max(width, 1))) - 1 for width in (0, 1, 2, 4, 8, 16)}
 
 
 class Emitter:
@@ -77,7 +83,7 @@ class Emitter:
         self.instruction: Instruction
         self._units = row_units(8)
         self._sizes = {TRASH: row_units(8)}
-        self._rows: dict[str, int] = {}
+        self._register_rows: list[int] = []
         self._consts: dict[tuple[int, int], int] = {}
         self._specials: dict[str, int] = {}
         self._shared: dict[tuple[str, str], int] = {}
@@ -87,8 +93,8 @@ class Emitter:
         self.local_bytes = 0
         self.dynamic_symbols: list[Emitted] = []
         self.params = self._lay_out_params()
-        self.reads: set[int] = set()
-        self.writes: set[int] = set()
+        self.reads: list[int] = []
+        self.writes: list[int] = []
         self.dynamic_offset: int | None = None
 
     # ---- layout
@@ -145,7 +151,7 @@ class Emitter:
     @property
     def register_rows(self) -> tuple[int, ...]:
         """Rows that hold registers, in the order of their first use."""
-        return tuple(self._rows.values())
+        return tuple(self._register_rows)
 
     @property
     def row_sizes(self) -> Mapping[int, int]:
@@ -169,10 +175,11 @@ class Emitter:
 
     def constant(self, value: int, width: int) -> int:
         """A row that holds `value` in every lane."""
-        key = (width, value & ((1 << (8 * max(width, 1))) - 1))
-        if key not in self._consts:
-            self._consts[key] = self._new_row(width)
-        return self._consts[key]
+        key = (width, value & _MASKS[width])
+        row = self._consts.get(key)
+        if row is None:
+            row = self._consts[key] = self._new_row(width)
+        return row
 
     def temporary(self, width: int) -> int:
         """A row of its own."""
@@ -180,17 +187,18 @@ class Emitter:
 
     def register(self, reg: Reg, written: bool = False) -> int:
         """The row of a register that the current instruction reads, or writes."""
-        row = self._row(reg)
-        (self.writes if written else self.reads).add(row)
+        row = self.frame.rows.get(reg.name)
+        if row is None:
+            row = self._register_row(reg)
+        (self.writes if written else self.reads).append(row)
         return row
 
-    def _row(self, reg: Reg) -> int:
-        name = self.frame.prefix + reg.name
-        if name not in self._rows:
-            if reg.type == "b128":
-                raise self.error("128-bit registers are not supported")
-            self._rows[name] = self._new_row(0 if reg.type == "pred" else TYPE_BYTES[reg.type])
-        return self._rows[name]
+    def _register_row(self, reg: Reg) -> int:
+        if reg.type == "b128":
+            raise self.error("128-bit registers are not supported")
+        row = self.frame.rows[reg.name] = self._new_row(0 if reg.type == "pred" else TYPE_BYTES[reg.type])
+        self._register_rows.append(row)
+        return row
 
     # ---- operands
     def error(self, message: str) -> PtxError:
@@ -199,25 +207,33 @@ class Emitter:
 
     def destination(self, operand: Operand, width: int) -> int:
         """The row that a result of `width` bytes (0: predicate) goes to."""
+        if isinstance(operand, Reg):
+            self._check_width(operand, width)
+            row = self.frame.rows.get(operand.name)
+            if row is None:
+                row = self._register_row(operand)
+            self.writes.append(row)
+            return row
         if isinstance(operand, Sink):
             return TRASH
-        if not isinstance(operand, Reg):
-            raise self.error(f"a register was expected, not {operand}")
-        self._check_width(operand, width)
-        return self.register(operand, written=True)
+        raise self.error(f"a register was expected, not {operand}")
 
     def _check_width(self, reg: Reg, width: int) -> None:
-        actual = 0 if reg.type == "pred" else max(TYPE_BYTES[reg.type], 2)
-        if actual != (max(width, 2) if width else 0):
+        if _REGISTER_BYTES[reg.type] != (width if width != 1 else 2):
             expected = f"{8 * width} bits" if width else "a predicate"
             raise self.error(f"register {reg.name.partition('@')[0]} is .{reg.type}, expected {expected}")
 
     def source(self, operand: Operand, type: str) -> int:
         """The row of a source operand of a type."""
-        width = 0 if type == "pred" else TYPE_BYTES[type]
         if isinstance(operand, Reg):
-            self._check_width(operand, width)
-            return self.register(operand)
+            if _REGISTER_BYTES[operand.type] != _REGISTER_BYTES[type]:
+                self._check_width(operand, 0 if type == "pred" else TYPE_BYTES[type])
+            row = self.frame.rows.get(operand.name)
+            if row is None:
+                row = self._register_row(operand)
+            self.reads.append(row)
+            return row
+        width = 0 if type == "pred" else TYPE_BYTES[type]
         if isinstance(operand, Imm):
             return self.constant(self.immediate(operand, type), width)
         if isinstance(operand, Special):
@@ -251,7 +267,7 @@ class Emitter:
                 raise self.error(f"the number {imm.value} where .{type} is expected")
             code = ("<f", "<I") if width == 4 else ("<d", "<Q")
             return int(struct.unpack(code[1], struct.pack(code[0], imm.value))[0])
-        return imm.value & ((1 << (8 * width)) - 1)
+        return imm.value & _MASKS[width]
 
     def special(self, operand: Special, width: int) -> int:
         """The row of a special register that does not change while a thread runs."""
@@ -341,13 +357,15 @@ class Emitter:
     def start(self, instruction: Instruction) -> None:
         """What follows belongs to `instruction`."""
         self.instruction = instruction
-        self.reads, self.writes = set(), set()
+        self.reads, self.writes = [], []
 
     def emit(self, operation: Operation, guard: tuple[int, bool] | None = None) -> None:
         """Appends an instruction under the current one's guard, or under `guard`."""
         if len(operation.ops) > MAX_OPS:
             raise self.error(f"{len(operation.ops)} registers, the virtual GPU takes at most {MAX_OPS}")
-        row, negated = guard if guard is not None else self.guard()
+        if guard is None:
+            guard = self.guard() if self.instruction.guard else (-1, False)
+        row, negated = guard
         self.emitted.append(Emitted(operation, self.instruction, row, negated, self.reads, self.writes))
 
     def guard(self) -> tuple[int, bool]:

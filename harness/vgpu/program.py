@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -65,8 +66,7 @@ class InstructionClass(IntEnum):
     CONTROL = 16
 
 
-@dataclass(frozen=True)
-class Operation:
+class Operation(NamedTuple):
     """One instruction of the core: a handler's name with register rows (`ops`) and parameters (`p`, `imm`)."""
 
     key: str

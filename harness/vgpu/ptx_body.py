@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import re
+import itertools
 from collections.abc import Mapping
 
-from .ptx_declare import parse_int, parse_variable
+from .plain_lines import INSTRUCTION, OTHER, NotPlainError, PlainOperands
+from .ptx_declare import immediate, parse_int, parse_variable
 from .ptx_module import (
     TYPE_BYTES,
     Address,
@@ -18,50 +19,44 @@ from .ptx_module import (
     Operand,
     Pair,
     Reg,
-    Scope,
-    Sink,
-    Special,
     Symbol,
     Vector,
 )
+from .ptx_names import Names
 from .ptx_tokens import Cursor, PtxError
 
-_SPECIAL = re.compile(
-    r"%(tid|ntid|ctaid|nctaid|clusterid|nclusterid|cluster_ctaid|cluster_nctaid)\.[xyz]"
-    r"|%(laneid|warpid|nwarpid|smid|nsmid|gridid|lanemask_(eq|le|lt|ge|gt)|clock|clock_hi|clock64|globaltimer"
-    r"|globaltimer_lo|globaltimer_hi|dynamic_smem_size|total_smem_size|aggr_smem_size|is_explicit_cluster"
-    r"|cluster_ctarank|cluster_nctarank)"
-)
-_NUMBERED = re.compile(r"(.*?)(0|[1-9]\d*)")
 _DATA_SPACES = (".shared", ".local", ".global", ".const", ".param")
 
 
 class BodyParser:
     """Fills `function` from the tokens of its braces."""
 
-    def __init__(self, cursor: Cursor, function: Function, files: Mapping[int, str]) -> None:
+    def __init__(self, cursor: Cursor, function: Function, files: Mapping[int, str], by_token: bool = False) -> None:
         self._cursor = cursor
         self._function = function
         self._files = files
-        self._scope = 0
+        self._by_token = by_token
+        self._names = Names(function)
         self._source = ""
+        self._known: dict[int, PlainOperands] = {}  # by scope
 
     def parse(self) -> None:
         """Parses `{ ... }`."""
         start = self._cursor.expect("{")
         depth = 1
         while depth:
+            if not self._by_token:
+                self._plain_lines()
             token = self._cursor.current
             if token.kind == "end":
                 raise PtxError(start.line, f"the body of {self._function.name} is never closed")
             if token.text == "{":
                 self._cursor.take()
-                self._function.scopes.append(Scope(self._scope))
-                self._scope = len(self._function.scopes) - 1
+                self._names.enter()
                 depth += 1
             elif token.text == "}":
                 self._cursor.take()
-                self._scope = self._function.scopes[self._scope].parent or 0
+                self._names.leave()
                 depth -= 1
             elif token.kind == "directive":
                 self._directive()
@@ -70,17 +65,67 @@ class BodyParser:
             elif not self._cursor.accept(";"):
                 self._function.body.append(self._instruction())
 
-    @property
-    def _names(self) -> Scope:
-        return self._function.scopes[self._scope]
+    def _plain_lines(self) -> None:
+        """Takes lines of one plain instruction, label or `.loc` each, up to one that must be read by token."""
+        cursor, append = self._cursor, self._function.body.append
+        at = cursor.whole_line
+        if at is None:
+            return
+        scope = self._names.scope
+        known = self._known.get(scope)
+        if known is None:
+            known = self._known[scope] = PlainOperands(self._names, self._read_operand)
+        plain, guard_of, split = INSTRUCTION.fullmatch, known.guard, known.split
+        try:
+            for text in itertools.islice(cursor.lines, at, None):
+                found = plain(text)
+                at += 1
+                if found is None:
+                    self._plain_line(text, at)
+                    continue
+                guard, opcode, operands = found.groups()
+                register, negated = guard_of(guard) if guard else (None, False)
+                items = split(operands) if operands else ()
+                append(Instruction(opcode, items, at, register, negated, self._source))
+        except NotPlainError:
+            at -= 1
+        cursor.go_to(at)
+
+    def _plain_line(self, text: str, line: int) -> None:
+        found = OTHER.fullmatch(text)
+        if found is None:
+            raise NotPlainError
+        label, file, row = found.groups()
+        if label:
+            if label in self._names.current.labels:
+                raise NotPlainError
+            self._place_label(label, line)
+        elif file:
+            self._set_source(int(file), int(row))
+
+    def _read_operand(self, text: str) -> Operand:
+        """An operand by token, out of its line."""
+        outer, self._cursor = self._cursor, Cursor(text)
+        try:
+            operand = self._operand()
+            if self._cursor.current.kind != "end":
+                raise NotPlainError
+        except PtxError as error:
+            raise NotPlainError from error
+        finally:
+            self._cursor = outer
+        return operand
 
     def _label(self) -> None:
         name = self._cursor.take()
         self._cursor.expect(":")
-        if name.text in self._names.labels:
-            raise PtxError(name.line, f"label {name.text} occurs twice")
-        unique = f"{name.text}@{self._scope}"
-        self._names.labels[name.text] = unique
+        self._place_label(name.text, name.line)
+
+    def _place_label(self, name: str, line: int) -> None:
+        if name in self._names.current.labels:
+            raise PtxError(line, f"label {name} occurs twice")
+        unique = f"{name}@{self._names.scope}"
+        self._names.current.labels[name] = unique
         self._function.body.append(Label(unique))
 
     def _directive(self) -> None:
@@ -92,7 +137,7 @@ class BodyParser:
             self._registers()
         elif token.text in _DATA_SPACES:
             variable = parse_variable(cursor)
-            self._names.variables[variable.name] = variable
+            self._names.current.variables[variable.name] = variable
         elif token.text == ".branchtargets":
             self._branch_table()
         elif token.text in (".pragma", ".callprototype", ".calltargets"):
@@ -112,19 +157,22 @@ class BodyParser:
         while cursor.accept(","):
             targets.append(cursor.expect_kind("word", "a label").text)
         cursor.expect(";")
-        self._names.tables[last.name.partition("@")[0]] = tuple(targets)
+        self._names.current.tables[last.name.partition("@")[0]] = tuple(targets)
 
     def _loc(self) -> None:
         cursor = self._cursor
         line = cursor.take().line
-        index, row = int(cursor.take().text), int(cursor.take().text)
-        self._source = f"{self._files.get(index, index)}:{row}" if row else ""
+        self._set_source(int(cursor.take().text), int(cursor.take().text))
         if cursor.line == line:
             cursor.skip_line()
+
+    def _set_source(self, file: int, row: int) -> None:
+        self._source = f"{self._files.get(file, file)}:{row}" if row else ""
 
     def _registers(self) -> None:
         cursor = self._cursor
         start = cursor.take()
+        self._known.pop(self._names.scope, None)  # a name may mean another thing from here on
         kind = cursor.expect_kind("directive", "a register type").text[1:]
         if kind not in TYPE_BYTES:
             raise PtxError(start.line, f"unknown register type .{kind}")
@@ -133,9 +181,9 @@ class BodyParser:
             if cursor.accept("<"):
                 count = int(cursor.expect_kind("number", "a register count").text)
                 cursor.expect(">")
-                self._names.ranges[name] = (count, kind)
+                self._names.current.ranges[name] = (count, kind)
             else:
-                self._names.registers[name] = Reg(f"{name}@{self._scope}", kind)
+                self._names.current.registers[name] = Reg(f"{name}@{self._names.scope}", kind)
             if not cursor.accept(","):
                 break
         cursor.expect(";")
@@ -146,7 +194,7 @@ class BodyParser:
         if cursor.accept("@"):
             negated = cursor.accept("!")
             name = cursor.expect_kind("word", "a predicate")
-            guard = self._find_register(name.text)
+            guard = self._names.find_register(name.text)
             if guard is None or guard.type != "pred":
                 raise PtxError(name.line, f"guard {name.text!r} is not a predicate register")
         opcode = cursor.expect_kind("word", "an instruction").text
@@ -168,7 +216,7 @@ class BodyParser:
             return self._address()
         if cursor.accept("!"):
             token = cursor.expect_kind("word", "a predicate")
-            register = self._find_register(token.text)
+            register = self._names.find_register(token.text)
             if register is None:
                 raise PtxError(token.line, f"unknown register {token.text!r}")
             return Not(register)
@@ -206,45 +254,7 @@ class BodyParser:
         sign = -1 if cursor.accept("-") else 1
         token = cursor.take()
         if token.kind == "number":
-            return _immediate(token.text, sign)
+            return immediate(token.text, sign)
         if token.kind != "word" or sign < 0:
             raise PtxError(token.line, f"unexpected {token.text!r} where an operand should be")
-        if token.text == "_":
-            return Sink()
-        if token.text == "WARP_SZ":
-            return Imm(32)
-        register = self._find_register(token.text)
-        if register is not None:
-            return register
-        if _SPECIAL.fullmatch(token.text):
-            return Special(token.text)
-        if token.text.startswith("%"):
-            raise PtxError(token.line, f"unknown register {token.text!r}")
-        return Symbol(token.text, self._scope)
-
-    def _find_register(self, name: str) -> Reg | None:
-        scope: int | None = self._scope
-        numbered = _NUMBERED.fullmatch(name)
-        while scope is not None:
-            names = self._function.scopes[scope]
-            if name in names.registers:
-                return names.registers[name]
-            if numbered and numbered[1] in names.ranges:
-                count, kind = names.ranges[numbered[1]]
-                if int(numbered[2]) < count:
-                    register = Reg(f"{name}@{scope}", kind)
-                    names.registers[name] = register
-                    return register
-            scope = names.parent
-        return None
-
-
-def _immediate(text: str, sign: int) -> Imm:
-    prefix = text[:2].lower()
-    if prefix == "0f" and len(text) == 10:
-        return Imm(int(text[2:], 16) ^ (1 << 31 if sign < 0 else 0), 32)
-    if prefix == "0d" and len(text) == 18:
-        return Imm(int(text[2:], 16) ^ (1 << 63 if sign < 0 else 0), 64)
-    if prefix != "0x" and re.search(r"[.eE]", text):
-        return Imm(sign * float(text))
-    return Imm(sign * parse_int(text))
+        return self._names.operand(token.text, token.line)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import struct
 
-from .ptx_module import TYPE_BYTES, Variable
+from .ptx_module import TYPE_BYTES, Imm, Variable
 from .ptx_tokens import Cursor, PtxError
 
 
@@ -15,6 +15,18 @@ def parse_int(text: str) -> int:
     if re.fullmatch(r"0[0-7]+", text):
         return int(text, 8)
     return int(text, 0)
+
+
+def immediate(text: str, sign: int) -> Imm:
+    """The operand that a number is, with a sign of 1 or -1 before it."""
+    prefix = text[:2].lower()
+    if prefix == "0f" and len(text) == 10:
+        return Imm(int(text[2:], 16) ^ (1 << 31 if sign < 0 else 0), 32)
+    if prefix == "0d" and len(text) == 18:
+        return Imm(int(text[2:], 16) ^ (1 << 63 if sign < 0 else 0), 64)
+    if prefix != "0x" and re.search(r"[.eE]", text):
+        return Imm(sign * float(text))
+    return Imm(sign * parse_int(text))
 
 
 def parse_variable(cursor: Cursor, end: bool = True) -> Variable:

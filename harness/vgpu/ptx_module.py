@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 TYPE_BYTES = {
     **dict.fromkeys(("b8", "u8", "s8"), 1),
@@ -15,8 +16,7 @@ TYPE_BYTES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Reg:
+class Reg(NamedTuple):
     """A register, by its name made unique over the scopes of its function."""
 
     name: str
@@ -96,8 +96,7 @@ class Group:
 Operand = Reg | Special | Imm | Symbol | Vector | Address | Pair | Not | Sink | Group
 
 
-@dataclass(frozen=True, slots=True)
-class Instruction:
+class Instruction(NamedTuple):
     """One instruction.
 
     Args:

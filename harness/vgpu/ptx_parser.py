@@ -5,7 +5,7 @@ from __future__ import annotations
 from .ptx_body import BodyParser
 from .ptx_declare import parse_int, parse_variable
 from .ptx_module import Function, Module, Scope, Variable
-from .ptx_tokens import Cursor, PtxError, tokenize
+from .ptx_tokens import Cursor, PtxError
 
 SPACES = (".shared", ".local", ".global", ".const", ".param")
 _LINKAGE = (".visible", ".extern", ".weak", ".common")
@@ -15,18 +15,28 @@ _FUNCTION_DIRECTIVES = (
 )  # fmt: skip
 
 
-def parse(text: str) -> Module:
+def parse(text: str, by_token: bool = False) -> Module:
     """The module that `text` holds.
+
+    Args:
+        text: PTX.
+        by_token: read every line token by token, the plain ones too: slow, and the same.
 
     Raises:
         PtxError: it does not parse; the message names the line.
     """
-    return _ModuleParser(text).parse()
+    cursor = Cursor(text)
+    try:
+        return _ModuleParser(cursor, by_token).parse()
+    except PtxError:
+        cursor.check_characters()  # an unknown character anywhere comes first: this may be no PTX at all
+        raise
 
 
 class _ModuleParser:
-    def __init__(self, text: str) -> None:
-        self._cursor = Cursor(tokenize(text))
+    def __init__(self, cursor: Cursor, by_token: bool) -> None:
+        self._cursor = cursor
+        self._by_token = by_token
         self._files: dict[int, str] = {}
         self._version = self._target = ""
         self._functions: dict[str, Function] = {}
@@ -99,7 +109,7 @@ class _ModuleParser:
             self._functions.setdefault(name, function)
             return
         function.scopes.append(Scope(None))
-        BodyParser(cursor, function, self._files).parse()
+        BodyParser(cursor, function, self._files, self._by_token).parse()
         self._functions[name] = function
 
     def _params(self) -> tuple[Variable, ...]:

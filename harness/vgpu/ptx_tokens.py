@@ -37,36 +37,66 @@ class Token(NamedTuple):
     line: int
 
 
-def tokenize(text: str) -> list[Token]:
-    """All tokens of `text`, ended by one of kind `end`.
+def tokenize_line(text: str, line: int) -> list[Token]:
+    """The tokens of one line, which holds no block comment.
 
     Raises:
         PtxError: a character that no token starts with.
     """
-    if "/*" in text:
-        text = _BLOCK_COMMENT.sub(lambda m: "\n" * m[0].count("\n"), text)
     tokens: list[Token] = []
-    for line, content in enumerate(text.split("\n"), 1):
-        for match in _TOKEN.finditer(content):
-            kind = match.lastgroup or ""
-            if kind == "other":
-                raise PtxError(line, f"unexpected character {match[0]!r}")
-            if kind != "comment":
-                tokens.append(Token(kind, match[0], line))
-    tokens.append(Token("end", "end of file", text.count("\n") + 1))
+    for match in _TOKEN.finditer(text):
+        kind = match.lastgroup or ""
+        if kind == "other":
+            raise PtxError(line, f"unexpected character {match[0]!r}")
+        if kind != "comment":
+            tokens.append(Token(kind, match[0], line))
     return tokens
 
 
 class Cursor:
-    """A position in a list of tokens."""
+    """A position in a text. Lines become tokens when the position reaches them; `lines` are without block comments."""
 
-    def __init__(self, tokens: list[Token]) -> None:
-        self._tokens = tokens
+    def __init__(self, text: str) -> None:
+        if "/*" in text:
+            text = _BLOCK_COMMENT.sub(lambda m: "\n" * m[0].count("\n"), text)
+        self.lines = text.split("\n")
+        self._next = 0  # line that becomes tokens next
+        self._tokens: list[Token] = []
         self._at = 0
+
+    def check_characters(self) -> None:
+        """Reads every line, those after the position too.
+
+        Raises:
+            PtxError: a character that no token starts with.
+        """
+        for line, content in enumerate(self.lines, 1):
+            tokenize_line(content, line)
+
+    @property
+    def whole_line(self) -> int | None:
+        """Index of the line that the position is before, None where it is within a line."""
+        return self._next if self._at == len(self._tokens) else None
+
+    def go_to(self, line: int) -> None:
+        """Moves from before one line to before another one further on, given by its index."""
+        self._next = line
+
+    def _fill(self, count: int) -> None:
+        """Makes tokens until `count` follow the position, or the text ends."""
+        tokens = self._tokens
+        while len(tokens) < self._at + count and self._next <= len(self.lines):
+            if self._next < len(self.lines):
+                tokens += tokenize_line(self.lines[self._next], self._next + 1)
+            else:
+                tokens.append(Token("end", "end of file", self._next))
+            self._next += 1
 
     @property
     def current(self) -> Token:
         """The token at the position."""
+        if self._at == len(self._tokens):
+            self._fill(1)
         return self._tokens[self._at]
 
     @property
@@ -76,23 +106,24 @@ class Cursor:
 
     def peek(self, ahead: int = 1) -> Token:
         """A token further on."""
+        self._fill(ahead + 1)
         return self._tokens[min(self._at + ahead, len(self._tokens) - 1)]
 
     def take(self) -> Token:
         """The current token; the position moves on."""
-        token = self._tokens[self._at]
+        token = self.current
         if token.kind != "end":
             self._at += 1
         return token
 
     def at(self, *texts: str) -> bool:
         """Whether the current token is one of `texts`."""
-        token = self._tokens[self._at]
+        token = self.current
         return token.text in texts and token.kind != "string"
 
     def accept(self, text: str) -> bool:
         """Takes the current token if it is `text`."""
-        token = self._tokens[self._at]
+        token = self.current
         if token.text != text or token.kind in ("string", "end"):
             return False
         self._at += 1
