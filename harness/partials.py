@@ -46,7 +46,7 @@ def check_partials(
     used = (bits(lse) != canary_bits(lse.dtype, Poison.NAN)) & (lse != -torch.inf)  # [tokens, heads, splits]
     split_rows = used.any(dim=-1).numpy()
     ratio = _check_merge(out, lse, used, split_rows, bound)
-    if family is Family.RANDOM and declared is DType.FP32:  # elsewhere one weight is 1 and the others vanish
+    if family is Family.RANDOM and declared is DType.FP32:  # in other cases one weight is 1 and the rest vanish
         _check_mantissas(names["out"], out, used, _visible_tokens(data))
     return {Check.PARTIALS: ratio}
 
