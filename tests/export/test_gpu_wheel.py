@@ -39,6 +39,7 @@ from pagedtune.tuner.errors import UsageError
 from pagedtune.tuner.export import device_of
 from pagedtune.tuner.export_gpu import driver_of
 from pagedtune.tuner.jobs import identify_variant
+from pagedtune.tuner.prove_wheel import prove
 from pagedtune.tuner.run import write_winners
 from pagedtune.tuner.select import select
 from pagedtune.tuner.store import open_store
@@ -275,3 +276,10 @@ def test_another_description_of_the_device_is_refused(gpu_results: Path, tmp_pat
     assert table["entries"][0]["time_evidence"] == "predicted"
     with pytest.raises(UsageError, match="tune again"):
         device_of(GPU.fingerprint.replace("132", "114"), Configs())
+
+
+def test_every_entry_of_a_wheel_is_proven_from_its_ptx(package: Package, tmp_path: Path) -> None:
+    lines: list[str] = []
+    assert prove(package, 1, lines.append) == 0
+    assert len(lines) == len(package.table.entries)
+    assert all(line.endswith("1 of 1 cases passed") for line in lines)
