@@ -72,6 +72,9 @@ class VirtualGpuOptions:
     windows: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
+_parse_once = lru_cache(maxsize=1)(parse)  # the entries of one text are loaded one after the other
+
+
 @lru_cache(maxsize=128)
 def load_program(ptx: str, entry: str) -> Program:
     """Parses, decodes and links one entry; the same text is decoded once in a process.
@@ -81,7 +84,7 @@ def load_program(ptx: str, entry: str) -> Program:
         ValueError: no such entry.
     """
     with _no_collections():
-        program = decode(parse(ptx), entry)
+        program = decode(_parse_once(ptx), entry)
     missing = core().link(program.code, program.keys)
     if missing >= 0:
         raise PtxError(program.lines[missing], f"{program.opcodes[missing]} is not supported by the execution core")
