@@ -65,6 +65,9 @@ struct Weights {
     }
 };
 
+// Four adjacent elements, stored in one piece.
+template <class Q> struct alignas(4 * sizeof(Q)) Four { Q x[4]; };
+
 // Where a row's result goes.
 template <class Q> struct RowOutput {
     Q* out;
@@ -130,12 +133,12 @@ __device__ __forceinline__ void merge_rows(
         for (int k = 0; k < QUADS; ++k) {
             const int d = 4 * (32 * k + lane);
             if (d >= DV) continue;
-            alignas(8) const Q values[4] = {Q(acc[k].x * scale), Q(acc[k].y * scale), Q(acc[k].z * scale), Q(acc[k].w * scale)};
-            if (reinterpret_cast<u64>(to.out) % 8 == 0) {
-                *reinterpret_cast<uint2*>(to.out + d) = *reinterpret_cast<const uint2*>(values);
+            const Four<Q> four = {Q(acc[k].x * scale), Q(acc[k].y * scale), Q(acc[k].z * scale), Q(acc[k].w * scale)};
+            if (reinterpret_cast<u64>(to.out) % sizeof(four) == 0) {
+                *reinterpret_cast<Four<Q>*>(to.out + d) = four;
             } else {
 #pragma unroll
-                for (int e = 0; e < 4; ++e) to.out[d + e] = values[e];
+                for (int e = 0; e < 4; ++e) to.out[d + e] = four.x[e];
             }
         }
         if (lane == 0 && to.lse != nullptr) *to.lse = lse_of(top, total);
