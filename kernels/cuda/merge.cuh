@@ -65,8 +65,10 @@ struct Weights {
     }
 };
 
-// Four adjacent elements, stored in one piece.
-template <class Q> struct alignas(4 * sizeof(Q)) Four { Q x[4]; };
+// What stores four adjacent elements of a size in one piece.
+template <int BYTES> struct Four;
+template <> struct Four<2> { using Vector = uint2; };
+template <> struct Four<4> { using Vector = uint4; };
 
 // Where a row's result goes.
 template <class Q> struct RowOutput {
@@ -133,12 +135,13 @@ __device__ __forceinline__ void merge_rows(
         for (int k = 0; k < QUADS; ++k) {
             const int d = 4 * (32 * k + lane);
             if (d >= DV) continue;
-            const Four<Q> four = {Q(acc[k].x * scale), Q(acc[k].y * scale), Q(acc[k].z * scale), Q(acc[k].w * scale)};
-            if (reinterpret_cast<u64>(to.out) % sizeof(four) == 0) {
-                *reinterpret_cast<Four<Q>*>(to.out + d) = four;
+            using Vector = typename Four<sizeof(Q)>::Vector;
+            alignas(Vector) const Q values[4] = {Q(acc[k].x * scale), Q(acc[k].y * scale), Q(acc[k].z * scale), Q(acc[k].w * scale)};
+            if (reinterpret_cast<u64>(to.out) % sizeof(Vector) == 0) {
+                *reinterpret_cast<Vector*>(to.out + d) = *reinterpret_cast<const Vector*>(values);
             } else {
 #pragma unroll
-                for (int e = 0; e < 4; ++e) to.out[d + e] = four.x[e];
+                for (int e = 0; e < 4; ++e) to.out[d + e] = values[e];
             }
         }
         if (lane == 0 && to.lse != nullptr) *to.lse = lse_of(top, total);
