@@ -36,53 +36,7 @@ constexpr int RUN = greatest_divisor(PT_BLOCK_SIZE, KEYS), RUNS = KEYS / RUN;  /
 constexpr float SLACK = 8.0f;  // octaves by which a score may exceed the reference: see OnlineSoftmax of softmax.cuh
 using Q = Type<PT_Q_DTYPE>::T;
 
-struct Params {
-    Q* out;                      // [num_tokens, num_q_heads, DV]
-    const Q* q;                  // [num_tokens, num_q_heads, DK]
-    const u8 *k_cache, *v_cache;
-    const int* block_table;      // [num_seqs, max_blocks]
-    const int* context_lens;     // [num_seqs]
-    const int* query_start_loc;  // [num_seqs + 1]
-    const float *sinks, *alibi_slopes, *k_scale, *v_scale;
-    float *lse, *partial_out, *partial_lse;  // partials [num_tokens, num_q_heads, num_partials, ...]
-    int* arrivals;               // [sequence, row chunk, KV head], zero at launch
-    i64 q_token, q_head, k_block, k_slot, k_head, v_block, v_slot, v_head, out_token, out_head, lse_token, table_seq;
-    i64 num_seqs, num_kv_heads, num_chunks, num_splits, split_tokens, num_partials;
-    float scale, soft_cap;
-};
-
-// What a block works on: the rows from `chunk` * ROWS on of (query token, query head of the group) of one sequence.
-struct Work {
-    int kv_head, chunk, seq, split;
-
-    __device__ __forceinline__ explicit Work(const Params& p) : split(blockIdx.y) {
-        const u32 heads = u32(p.num_kv_heads), chunks = u32(p.num_chunks), rest = blockIdx.x / heads;
-        kv_head = int(blockIdx.x - rest * heads);
-        seq = int(rest / chunks);
-        chunk = int(rest - u32(seq) * chunks);
-    }
-};
-
-// Where a row's query is and where its results go.
-struct Rows {
-    int first, count, start, position;  // of the chunk; count: live rows; position: of the first query token
-    i64 head, num_heads;
-
-    __device__ __forceinline__ Rows(const Params& p, const Work& w, const Sequence& s)
-        : first(w.chunk * ROWS), count(min(s.query_len * GROUP - first, ROWS)), start(s.start),
-          position(s.context - s.query_len), head(i64(w.kv_head) * GROUP), num_heads(p.num_kv_heads * GROUP) {}
-    __device__ __forceinline__ int query(int row) const { return (first + row) / GROUP; }
-    __device__ __forceinline__ i64 token(int row) const { return start + query(row); }
-    __device__ __forceinline__ i64 q_head(int row) const { return head + (first + row) % GROUP; }
-    __device__ __forceinline__ i64 partial(int row) const { return token(row) * num_heads + q_head(row); }
-    __device__ __forceinline__ RowOutput<Q> output(const Params& p, int row) const {
-        float* lse = p.lse == nullptr ? nullptr : p.lse + token(row) * p.lse_token + q_head(row);
-        return {p.out + token(row) * p.out_token + q_head(row) * p.out_head, lse};
-    }
-    __device__ __forceinline__ float sink(const Params& p, int row) const {
-        return PT_HAS_SINKS ? p.sinks[q_head(row)] * LOG2E : -infinity();
-    }
-};
+#include "split_rows.cuh"
 
 // The elements of 16 bytes as floats; 8-bit ones without the constant FACTOR of their type.
 template <int DTYPE> __device__ __forceinline__ void unpack(const uint4& piece, float (&x)[N]) {
@@ -452,28 +406,4 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) attention_split(
         [&](int r) { return rows.partial(r); }, [&](int r) { return rows.sink(p, r); }, [&](int r) { return rows.output(p, r); });
 }
 
-#if PT_MERGE == 1 || PT_MERGE == 3
-// One block merges the splits of one query token and head.
-extern "C" __global__ void attention_merge(
-    Q* out, float* lse, const float* partial_out, const float* partial_lse, const int* context_lens,
-    const int* query_start_loc, const float* sinks, i64 out_token, i64 out_head, i64 lse_token, i64 num_seqs, i64 num_q_heads,
-    i64 max_query_len, i64 num_splits, i64 split_tokens, i64 num_partials) {
-    if (PT_MERGE == 3) asm volatile("griddepcontrol.wait;" ::: "memory");  // what the split kernel wrote is there
-    extern __shared__ __align__(16) float scratch[];
-    const u32 heads = u32(num_q_heads), queries = u32(max_query_len), rest = blockIdx.x / heads, seq = rest / queries;
-    const int head = int(blockIdx.x - rest * heads), query = int(rest - seq * queries);
-    if (seq >= num_seqs) return;
-    const Sequence sequence(query_start_loc, context_lens, int(seq));
-    const Share share(sequence, PT_WINDOW, int(num_splits), int(split_tokens), TILE, 0);
-    if (query >= sequence.query_len || share.live == 1) return;
-    const i64 token = sequence.start + query;
-    merge_rows<DV, Q>(
-        partial_out, partial_lse, 1, int(num_partials), share.live, scratch,
-        [&](int) { return token * num_q_heads + head; },
-        [&](int) { return PT_HAS_SINKS ? sinks[head] * LOG2E : -infinity(); },
-        [&](int) {
-            float* to = lse == nullptr ? nullptr : lse + token * lse_token + head;
-            return RowOutput<Q>{out + token * out_token + head * out_head, to};
-        });
-}
-#endif
+#include "split_merge.cuh"

@@ -17,7 +17,8 @@ WINDOWED_QUERIES = gpu_case((100, 40), query_lens=(3, 4), window=20)
 WINDOW = gpu_case((100, 40), window=20)
 SINKS = gpu_case((200, 40), sinks=True)
 FP8 = gpu_case((40, 17), kv_dtype=DType.FP8_E4M3, scale_kind=ScaleKind.PER_HEAD)
-STREAM, PRODUCTS, RESULT, SHAPE = (f"split_mma_{part}.cuh" for part in ("stream", "products", "result", "shape"))
+STREAM, PRODUCTS, RESULT = (f"split_mma_{part}.cuh" for part in ("stream", "products", "result"))
+ROWS = "split_rows.cuh"
 SPLIT = {"num_splits": 4, "tile_tokens": 32, "split_tokens": 32, "num_warps": 2, "num_stages": 3}
 LAST = SPLIT | {"merge": "last_block"}
 ONE_WARP = SPLIT | {"num_splits": 1, "tile_tokens": 16, "num_warps": 1}
@@ -79,7 +80,7 @@ SPLIT_MMA_FAULTS = (
     ),
     fault(
         "query heads interleaved over KV heads", "#36", "return head + (first + row) % GROUP;",
-        "return head / GROUP + (first + row) % GROUP * (num_heads / GROUP);", VALUE, file=SHAPE,
+        "return head / GROUP + (first + row) % GROUP * (num_heads / GROUP);", VALUE, file=ROWS,
     ),
     fault(
         "output not rescaled", "online softmax", "out[v][n][e] *= shrink, out[v][n][e + 2] *= shrink;",
@@ -111,7 +112,7 @@ SPLIT_MMA_FAULTS = (
         "sequences share partials", "scratch index", "return token(row) * num_heads + q_head(row);",
         "return q_head(row);",
         (*SEEN, *VALUE, Check.PARTIALS),
-        gpu_case((100, 110)), file=SHAPE,
+        gpu_case((100, 110)), file=ROWS,
     ),
     fault(
         "last block without release or acquire", "#28", "atom.acq_rel.gpu.global", "atom.relaxed.gpu.global", SEEN,
@@ -132,7 +133,7 @@ SPLIT_MMA_FAULTS = (
           VALUE,
           QUERIES, file=RESULT),
     fault("all queries at the last position", "query-length mask", "position(s.context - s.query_len)",
-          "position(s.context - 1)", VALUE, QUERIES, file=SHAPE),
+          "position(s.context - 1)", VALUE, QUERIES, file=ROWS),
     fault("K scale dropped", "#16", "if (PT_HAS_SCALES) factor *= p.k_scale[w.kv_head * PT_SCALE_STRIDE];", "",
           VALUE, FP8, file=RESULT),
     fault("K scale for V", "scale swapped", "p.v_scale[w.kv_head", "p.k_scale[w.kv_head", VALUE, FP8, file=RESULT),

@@ -43,7 +43,7 @@ SPLIT_SIMT_FAULTS = (
     fault("query tokens see the whole context", "mask of q_len > 1", "stop = min(stream.end, position + 1);",
           "stop = stream.end;", VALUE, WINDOW),
     fault("query heads interleaved over KV heads", "#36", "head + (first + row) % GROUP;",
-          "head / GROUP + (first + row) % GROUP * (num_heads / GROUP);", VALUE),
+          "head / GROUP + (first + row) % GROUP * (num_heads / GROUP);", VALUE, file="split_rows.cuh"),
     fault("a weight goes to the next key", "lane map", "p[r][key % VALUES], key * LANES / KEYS, LANES",
           "p[r][key % VALUES], (key + 1) % KEYS * LANES / KEYS, LANES", VALUE),
     fault("sums dealt to the wrong lanes", "lane map", "const float sent = upper ? s[i] : s[i + HALF], kept",
