@@ -62,9 +62,10 @@ def bests_of(records: Sequence[Record]) -> dict[str, dict[str, Budget]]:
 def bound_text(budget: Budget) -> str:
     """What bounds a candidate, e.g. `memory: 10.9 of 13.8 µs; 0.88 waves of 2 blocks an SM; 3,082 GB/s a full wave`."""
     main = budget.main
+    blocks = "block" if main.blocks_per_unit == 1 else "blocks"
     return (
         f"{main.bound}: {_body_of(main):.1f} of {budget.total:.1f} µs; {main.waves:.2f} waves of "
-        f"{main.blocks_per_unit} blocks an SM; {main.gb_s:,.0f} GB/s a full wave"
+        f"{main.blocks_per_unit} {blocks} an SM; {main.gb_s:,.0f} GB/s a full wave"
     )
 
 
