@@ -35,7 +35,10 @@ from .split_mma_plan import Merge
 from .variant import Config, Properties, Variant
 
 SOURCE = Path(__file__).parent / "cuda" / "split_simt.cu"
-INCLUDES = ("types.cuh", "merge.cuh", "split_rows.cuh", "split_merge.cuh")
+INCLUDES = (
+    "types.cuh", "merge.cuh", "split_simt_shape.cuh", "split_simt_stream.cuh", "split_simt_state.cuh",
+    "split_simt_result.cuh", "split_rows.cuh", "split_merge.cuh",
+)  # fmt: skip
 MAX_HEAD_DIM = 256  # a lane holds its dims of the query and of the output in registers
 MAX_SPLITS = 128  # of `kernels/cuda/merge.cuh`
 MAX_STATIC_SHARED = 48 << 10  # bytes of a block that every device has without asking
