@@ -16,7 +16,7 @@ from typing import Any
 from pagedtune.kernels.bounds import Bounds
 from pagedtune.kernels.device import Device, DeviceKind
 from pagedtune.kernels.dtypes import DType
-from pagedtune.kernels.pool_format import Layout, PoolFormat, ScaleKind
+from pagedtune.kernels.pool_format import LARGEST_STORED, Layout, PoolFormat, ScaleKind
 from pagedtune.kernels.problem import Problem
 from pagedtune.kernels.variant import Op, Variant
 from pagedtune.kernels.workload import Workload
@@ -26,6 +26,7 @@ from .case import Case, Family, Hazard, Level
 from .pairwise import Facets, covering_rows
 
 Row = Mapping[str, Any]
+_ANY_POOL = (ScaleKind.NONE, ScaleKind.PER_TENSOR, ScaleKind.PER_HEAD)  # no shape of a CPU has an 8-bit pool
 HAZARD_DIMENSIONS = ("table", "tail", "memory", "launch", "outputs", "values", "skips")
 
 
@@ -105,7 +106,7 @@ def dimensions_of(op: Op, level: Level, kind: DeviceKind = DeviceKind.CPU) -> di
         "block_size": {Level.TINY: (16, 1, 32), Level.CORNER: d.BLOCK_SIZES, Level.PRODUCTION: (16, 64, 128)}[level],
         "family": tuple(Family),
         "layout": tuple(Layout),
-        "scale_kind": tuple(ScaleKind),
+        "scale_kind": tuple(ScaleKind) if kind is DeviceKind.CUDA else _ANY_POOL,
         "table": d.TABLES,
         "tail": d.TAILS,
         "memory": d.MEMORIES,
@@ -117,7 +118,7 @@ def dimensions_of(op: Op, level: Level, kind: DeviceKind = DeviceKind.CPU) -> di
     if op is Op.ATTENTION:
         spans |= {"feature": d.FEATURES, "outputs": d.OUTPUTS, "values": d.VALUES}
     else:
-        spans |= _cache_dimensions(op, level)
+        spans |= _cache_dimensions(op, level, kind)
         if kind is DeviceKind.CUDA:
             spans["shape"] += d.QUANTISED_CACHE_SHAPES if level is Level.CORNER else d.QUANTISED_CACHE_SHAPES[:2]
     if level is Level.TINY:
@@ -128,7 +129,7 @@ def dimensions_of(op: Op, level: Level, kind: DeviceKind = DeviceKind.CPU) -> di
     return spans
 
 
-def _cache_dimensions(op: Op, level: Level) -> dict[str, tuple[Any, ...]]:
+def _cache_dimensions(op: Op, level: Level, kind: DeviceKind) -> dict[str, tuple[Any, ...]]:
     spans: dict[str, tuple[Any, ...]] = {"feature": (d.PLAIN,), "launch": d.LAUNCHES[:2]}
     if level is Level.CORNER:
         spans["shape"] = d.CACHE_SHAPES
@@ -138,7 +139,8 @@ def _cache_dimensions(op: Op, level: Level) -> dict[str, tuple[Any, ...]]:
         # Two tokens would be written to one shared slot.
         spans |= {"table": d.TABLES[:2], "skips": d.SKIPS}
     else:
-        spans |= {"queries": ("decode",), "scale_kind": (ScaleKind.NONE,)}
+        moved = (ScaleKind.PER_TOKEN_HEAD,) if kind is DeviceKind.CUDA else ()  # others stay where they are
+        spans |= {"queries": ("decode",), "scale_kind": (ScaleKind.NONE, *moved)}
     if op is Op.COPY_BLOCKS:
         spans["skips"] = d.SKIPS
     return spans
@@ -148,6 +150,8 @@ def possible(row: Row) -> bool:
     """Whether the values of a row, which may be incomplete, can occur together: see `reject_case`."""
     shape, layout = row.get("shape"), row.get("layout")
     if shape is not None and layout is Layout.XPACKED and shape.head_dim % (16 // shape.kv_dtype.itemsize):
+        return False
+    if shape is not None and row.get("scale_kind") is ScaleKind.PER_TOKEN_HEAD and shape.kv_dtype not in LARGEST_STORED:
         return False
     hazards = {h for name in HAZARD_DIMENSIONS for h in row.get(name, ())}
     if shape is not None and shape.kv_dtype is DType.INT8 and Hazard.LIVE_NAN in hazards:

@@ -27,8 +27,8 @@ from .launch import (
     StrideArg,
     WorkspaceSpec,
 )
-from .native_args import abi_of, f32, i64, pointers, scale_stride, strides
-from .pool_format import Layout, PoolFormat, ScaleKind
+from .native_args import abi_of, f32, i64, pointers, scale_stride, strides, token_scale_strides
+from .pool_format import Layout, PoolFormat
 from .problem import Problem
 from .slots import aligned, attention_slots, batch_limits
 from .split_mma_plan import Merge
@@ -269,7 +269,8 @@ def _defines(problem: Problem, pool_format: PoolFormat, config: CudaSplitSimtCon
         "PT_HAS_CAP": int(problem.soft_cap is not None),
         "PT_HAS_SINKS": int(problem.sinks),
         "PT_HAS_ALIBI": int(problem.alibi),
-        "PT_HAS_SCALES": int(pool_format.scale_kind is not ScaleKind.NONE),
+        "PT_HAS_SCALES": int(pool_format.has_constant_scales),
+        "PT_TOKEN_SCALES": int(pool_format.has_token_scales),
         "PT_SCALE_STRIDE": scale_stride(pool_format),
         "PT_MERGE": 0 if config.num_splits == 1 else _MERGE_CODES[config.merge],
     }
@@ -308,6 +309,7 @@ def _split_args(
         *i64(problem.num_kv_heads, num_chunks(problem, pool_format, bounds), config.num_splits, config.split_tokens),
         *i64(splits),
         *f32(problem.softmax_scale, problem.soft_cap or 0.0),
+        *token_scale_strides(pool_format),
     )
 
 

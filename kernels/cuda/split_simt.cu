@@ -14,7 +14,8 @@
 //   PT_WARPS, PT_LANES, PT_KEYS    warps of a block, lanes of a key, keys of a lane at once
 //   PT_Q_DTYPE, PT_KV_DTYPE        codes of types.cuh, and 0 for fp32
 //   PT_WINDOW                      keys that a query sees, 0 for all
-//   PT_HAS_CAP, PT_HAS_SINKS, PT_HAS_ALIBI, PT_HAS_SCALES, PT_SCALE_STRIDE
+//   PT_HAS_CAP, PT_HAS_SINKS, PT_HAS_ALIBI
+//   PT_HAS_SCALES, PT_SCALE_STRIDE of the pool or of each head; PT_TOKEN_SCALES: of each token and head
 //   PT_MERGE                       0 one split; 1 a second kernel merges; 2 the last block of a row merges; 3 a second
 //                                  kernel merges that is launched while this one runs
 #include "types.cuh"
@@ -126,6 +127,18 @@ struct Stream {
         if (inside(tile)) keys.template load<true>(k_base, blocks, k_block, k_slot, token(tile), begin, end, lane);
         else keys.template load<false>(k_base, blocks, k_block, k_slot, token(tile), begin, end, lane);
     }
+    // Of the keys of `tile` whose scores the lane ends up with; `blocks` are those of that tile. `from`: of the head.
+    __device__ __forceinline__ void load_scales(float (&scales)[VALUES], const float* from, i64 block_stride, int tile) const {
+#pragma unroll
+        for (int i = 0; i < VALUES; ++i) {
+            const int key = lane % LANES * KEYS / LANES + i, at = token(tile) + key;
+            u32 block = blocks[0];
+#pragma unroll
+            for (int run = 1; run < RUNS; ++run) block = key / RUN >= run ? blocks[run] : block;
+            const float* place = from + (i64(block) * block_stride + u32(at) % PT_BLOCK_SIZE);
+            scales[i] = at >= begin && at < end ? __ldg(place) : 0.0f;
+        }
+    }
     template <class Values> __device__ __forceinline__ void load_values(Values& values, int tile) const {
         if (inside(tile)) values.template load<true>(v_base, blocks, v_block, v_slot, token(tile), begin, end, lane);
         else values.template load<false>(v_base, blocks, v_block, v_slot, token(tile), begin, end, lane);
@@ -150,6 +163,14 @@ template <int COUNT = KEYS, int BIT = LANES / 2> __device__ __forceinline__ void
             deal_sums<1, BIT / 2>(s, lane);
         }
     }
+}
+
+// The scores or weights that a lane has times the scales of their tokens.
+__device__ __forceinline__ void multiply_by_scales(float (&s)[ROWS][KEYS], const float (&scales)[VALUES]) {
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r)
+#pragma unroll
+        for (int i = 0; i < VALUES; ++i) s[r][i] *= scales[i];
 }
 
 // The query rows, the state of their softmax and their outputs, as far as one lane has them.
@@ -361,12 +382,14 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) attention_split(
     const int* query_start_loc, const float* sinks, const float* alibi_slopes, const float* k_scale, const float* v_scale,
     float* lse, float* partial_out, float* partial_lse, int* arrivals, i64 q_token, i64 q_head, i64 k_block, i64 k_slot,
     i64 k_head, i64 v_block, i64 v_slot, i64 v_head, i64 out_token, i64 out_head, i64 lse_token, i64 table_seq, i64 num_seqs,
-    i64 num_kv_heads, i64 num_chunks, i64 num_splits, i64 split_tokens, i64 num_partials, float scale, float soft_cap) {
+    i64 num_kv_heads, i64 num_chunks, i64 num_splits, i64 split_tokens, i64 num_partials, float scale, float soft_cap,
+    i64 k_scale_block, i64 k_scale_head, i64 v_scale_block, i64 v_scale_head) {
     __shared__ Shared shared;
     const Params p{out, q, k_cache, v_cache, block_table, context_lens, query_start_loc, sinks, alibi_slopes, k_scale,
                    v_scale, lse, partial_out, partial_lse, arrivals, q_token, q_head, k_block, k_slot, k_head, v_block,
                    v_slot, v_head, out_token, out_head, lse_token, table_seq, num_seqs, num_kv_heads, num_chunks,
-                   num_splits, split_tokens, num_partials, scale, soft_cap};
+                   num_splits, split_tokens, num_partials, scale, soft_cap, k_scale_block, k_scale_head, v_scale_block,
+                   v_scale_head};
     if (PT_MERGE == 3) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
     const Work work(p);
     if (work.seq >= num_seqs) return;
@@ -379,22 +402,30 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) attention_split(
     Stream stream(p, work, share, warp, lane);
     RowsOf<SK, K_PIECES> keys;
     RowsOf<SV, V_PIECES> values;
+    float k_scales[VALUES], v_scales[VALUES];
+    const float *own_k_scale = k_scale + work.kv_head * k_scale_head, *own_v_scale = v_scale + work.kv_head * v_scale_head;
     const bool some = stream.first_token(0) < stream.end && share.begin < share.end;
     if (some) {
         stream.look_up(0);
         stream.load_keys(keys, 0);
         stream.load_values(values, 0);
+        if (PT_TOKEN_SCALES) stream.load_scales(k_scales, own_k_scale, k_scale_block, 0);
+        if (PT_TOKEN_SCALES) stream.load_scales(v_scales, own_v_scale, v_scale_block, 0);
         stream.look_up(1);
     }
     State state(p, work, rows, lane);
     for (int tile = 0; some && stream.first_token(tile) < stream.end; ++tile) {
         float s[ROWS][KEYS];
         state.multiply_keys(keys, s, lane);
+        if (PT_TOKEN_SCALES) multiply_by_scales(s, k_scales);
         stream.load_keys(keys, tile + 1);
+        if (PT_TOKEN_SCALES) stream.load_scales(k_scales, own_k_scale, k_scale_block, tile + 1);
         state.finish(s, rows, stream, tile);
         state.weigh(s);
+        if (PT_TOKEN_SCALES) multiply_by_scales(s, v_scales);
         state.multiply_values(values, s);
         stream.load_values(values, tile + 1);
+        if (PT_TOKEN_SCALES) stream.load_scales(v_scales, own_v_scale, v_scale_block, tile + 1);
         stream.look_up(tile + 2);
     }
     put_down(state, shared, warp, lane);

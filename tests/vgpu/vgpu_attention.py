@@ -84,7 +84,7 @@ def tensors_of(case: Case) -> dict[str, torch.Tensor]:
         tensors["sinks"] = random((problem.num_q_heads,), torch.float32)
     if problem.alibi:
         tensors["alibi_slopes"] = random((problem.num_q_heads,), torch.float32)
-    scale_shape = pool_format.scale_shape(problem)
+    scale_shape = pool_format.scale_shape(total, problem)
     if scale_shape:
         tensors["k_scale"], tensors["v_scale"] = (random(scale_shape, torch.float32).abs() + 0.5 for _ in range(2))
     return tensors
