@@ -71,8 +71,8 @@ def make_content(case: Case, placement: Placement, rng: np.random.Generator) -> 
 def _sizes(case: Case, shape: Sequence[int], rng: np.random.Generator) -> torch.Tensor:
     """How large each token's V is: a thousandfold apart, about a size that no half holds, or one where it has few bits
     left, so that it matters where a kernel brings scales and weights together."""
-    most = 4 if case.problem.q_dtype is DType.FP16 else 16  # the output must not overflow
-    typical = float(rng.choice((-10, 0, most)))
+    least, most = (-18, 4) if case.problem.q_dtype is DType.FP16 else (-24, 16)  # the output must stay in range
+    typical = float(rng.choice((least, 0, most)))
     return torch.from_numpy(2.0 ** (typical + rng.uniform(-5, 5, shape))).float()
 
 
