@@ -17,7 +17,7 @@ from typing import Any
 from pagedtune.kernels.bounds import Bounds
 from pagedtune.kernels.device import Device, DeviceKind
 from pagedtune.kernels.dtypes import DType
-from pagedtune.kernels.pool_format import LARGEST_STORED, Layout, PoolFormat, ScaleKind
+from pagedtune.kernels.pool_format import LARGEST_STORED, SCALE_BYTES, Layout, PoolFormat, ScaleKind
 from pagedtune.kernels.problem import Problem
 from pagedtune.kernels.variant import Op, Variant
 from pagedtune.kernels.workload import Workload
@@ -198,7 +198,8 @@ def _is_small(row: Row) -> bool:
         return True
     workload, heads, dims = _workload(row), _part(row, "heads") or (1, 1), sum(_part(row, "head_dims") or (1, 1))
     itemsize = dtypes[1].itemsize if (dtypes := _part(row, "dtypes")) else 1
-    kv_bytes: int = sum(workload.context_lens) * heads[1] * dims * itemsize
+    scales = 2 * SCALE_BYTES if row.get("scale_kind") is ScaleKind.PER_TOKEN_HEAD else 0
+    kv_bytes: int = sum(workload.context_lens) * heads[1] * (dims * itemsize + scales)
     pairs: int = sum(q * c for q, c in zip(workload.query_lens, workload.context_lens, strict=True))
     return kv_bytes <= d.MAX_VIRTUAL_KV_BYTES and pairs * heads[0] * dims <= d.MAX_VIRTUAL_PRODUCTS
 
