@@ -15,12 +15,13 @@ from pagedtune.kernels.variant import Op
 
 from .case import Case, Family, Hazard
 from .content import coded_values, make_scales, store
-from .inputs import Inputs, make_pools, make_table, make_workspaces, offset_of, unit_of
+from .inputs import Inputs, make_pools, make_table, make_token_scales, make_workspaces, offset_of, unit_of
 from .memory import Carved, Poison, bits, carve
 from .placement import place
 
 EXTRA_ROWS = 2  # of the gather outputs, past the last sequence: must stay as they are
 INT8_MAX = 127  # stored integers are symmetric: -128 is never written
+E4M3_MAX = 448
 
 
 class CacheInputs:
@@ -31,7 +32,7 @@ class CacheInputs:
         self._case = case
         self._placement = place(case, rng)
         shape = (self._placement.num_blocks, case.pool_format.block_size, case.problem.num_kv_heads)
-        self._scales = make_scales(case, rng)
+        self._scales = make_scales(case, self._placement.num_blocks, rng)
         dims = (case.problem.head_dim, case.problem.head_dim_v)
         numbers = [self._numbers((*shape, dim), rng) for dim in dims]
         numbers[0] = -1 - numbers[0]  # coded K must not equal coded V
@@ -46,6 +47,7 @@ class CacheInputs:
         case = self._case
         specs = _SLOTS[case.op](case.problem, case.pool_format)
         slots = make_pools(case, plan, self._placement, self._pools[0], self._pools[1], poison)
+        slots |= make_token_scales(case, plan, self._placement, self._scales, poison)
         match case.op:
             case Op.KV_WRITE:
                 slots |= self._write_slots(plan, poison)
@@ -54,10 +56,11 @@ class CacheInputs:
             case _:
                 slots |= self._gather_slots(plan, poison)
         for name, scale in zip(("k_scale", "v_scale"), self._scales, strict=True):
-            if scale is not None and name in specs:
+            if scale is not None and name in specs and name not in slots:
                 slots[name] = self._copy(scale, poison)
         access = {name: specs[name].access for name in slots}
-        return Inputs(slots, make_workspaces(plan, poison), access, poison, self._placement.window_start)
+        first_block, block_slots = self._placement.window_start, case.pool_format.block_slots
+        return Inputs(slots, make_workspaces(plan, poison), access, poison, first_block, block_slots)
 
     def _numbers(self, shape: tuple[int, int, int, int], rng: np.random.Generator) -> np.ndarray:
         if self._case.family is Family.CODED:
@@ -71,6 +74,8 @@ class CacheInputs:
             if self._case.family is Family.CODED:
                 values = rng.integers(-255, 256, shape) / 4
             values = values * rng.choice([1, 16, 1024], shape, p=[0.6, 0.3, 0.1])
+        if self._case.pool_format.has_token_scales:
+            _plant_odd_rows(values, rng)
         return torch.from_numpy(values).to(self._case.problem.q_dtype.torch)
 
     def _slot_mapping(self, rng: np.random.Generator) -> torch.Tensor:
@@ -121,16 +126,31 @@ class CacheInputs:
         starts = torch.from_numpy(np.concatenate([[0], np.cumsum(lens)]).astype(np.int32))
         slots["out_start"] = self._copy(starts, poison)
         rows = case.workload.total_context + EXTRA_ROWS
+        heads = case.problem.num_kv_heads
         for name, dim in (("k_out", case.problem.head_dim), ("v_out", case.problem.head_dim_v)):
-            shape = (rows, case.problem.num_kv_heads, dim)
+            shape = (rows, heads, dim)
             offset = offset_of(case, unit_of(plan, name))
             slots[name] = carve(shape, case.pool_format.kv_dtype.torch, poison, offset=offset, canary=True)
+        if case.pool_format.has_token_scales:
+            for name in ("k_scale_out", "v_scale_out"):
+                slots[name] = carve((rows, heads), torch.float32, poison, offset=offset_of(case, 1), canary=True)
         return slots
 
     def _copy(self, values: torch.Tensor, poison: Poison, pad: Sequence[int] = (), unit: int = 1) -> Carved:
         carved = carve(values.shape, values.dtype, poison, pad, offset_of(self._case, unit))
         bits(carved.view).copy_(bits(values.contiguous()))
         return carved
+
+
+def _plant_odd_rows(values: np.ndarray, rng: np.random.Generator) -> None:
+    """Rows [token, head] that a scale of their own must be careful with: zeros, numbers whose scale is no normal fp32
+    number, an infinity, a NaN, and nothing but infinities."""
+    odd = rng.integers(0, 16, values.shape[:2])
+    values[odd == 0] = 0
+    values[odd == 1] *= 1e-42
+    values[odd == 2, -1] = np.inf
+    values[odd == 3, 0] = np.nan
+    values[odd == 4] = -np.inf
 
 
 _SLOTS = {
@@ -152,20 +172,28 @@ def expected(case: Case, before: Mapping[str, torch.Tensor], first_block: int) -
     if case.op is Op.KV_WRITE:
         for token, slot in enumerate(before["slot_mapping"].tolist()):
             if slot >= 0:
+                block, place = slot // size - first_block, slot % size
                 for name in ("k", "v"):
-                    value = _stored(case, before[name][token], before.get(f"{name}_scale"))
-                    target = _at(case, after[f"{name}_cache"], slot // size - first_block, slot % size)
+                    scale = before.get(f"{name}_scale")
+                    if case.pool_format.has_token_scales:
+                        scale = _own_scale(case, before[name][token])
+                        after[f"{name}_scale"][block, :, place] = scale
+                    value = _stored(case, before[name][token], scale)
+                    target = _at(case, after[f"{name}_cache"], block, place)
                     target.copy_(value.view(target.shape))
     elif case.op is Op.COPY_BLOCKS:
         for source, destination in before["block_pairs"].tolist():
-            for name in ("k_cache", "v_cache") if min(source, destination) >= 0 else ():
+            for name in case.pool_format.block_slots if min(source, destination) >= 0 else ():
                 bits(after[name])[destination - first_block] = bits(before[name])[source - first_block]
     else:
         for seq, context_len in enumerate(before["context_lens"].tolist()):
             for token in range(context_len):
                 block = int(before["block_table"][seq, token // size]) - first_block
+                at = int(before["out_start"][seq]) + token
                 for name in ("k", "v"):
-                    row = after[f"{name}_out"][int(before["out_start"][seq]) + token]
+                    if case.pool_format.has_token_scales:
+                        after[f"{name}_scale_out"][at] = before[f"{name}_scale"][block, :, token % size]
+                    row = after[f"{name}_out"][at]
                     source = _at(case, before[f"{name}_cache"], block, token % size)
                     bits(row).view(source.shape).copy_(source)
     return after
@@ -180,13 +208,22 @@ def _at(case: Case, pool: torch.Tensor, block: int, slot: int) -> torch.Tensor:
     return bits(pool)[block, :, :, slot]
 
 
+def _own_scale(case: Case, value: torch.Tensor) -> torch.Tensor:
+    """fp32 [num_kv_heads]: the largest finite magnitude of each row [num_kv_heads, head_dim] over the largest number
+    that is stored; 1 where that is below the smallest normal fp32 number."""
+    sizes = np.abs(value.float().numpy())
+    largest = np.where(np.isfinite(sizes), sizes, np.float32(0)).max(axis=1)
+    scale = (largest / np.float32(INT8_MAX if case.pool_format.kv_dtype is DType.INT8 else E4M3_MAX)).astype(np.float32)
+    return torch.from_numpy(np.where(scale < np.finfo(np.float32).tiny, np.float32(1), scale))
+
+
 def _stored(case: Case, value: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
     """Bits of a written value: divided by its scale in fp32, rounded to nearest, ties to even; what lies beyond the
     range of an 8-bit type becomes its largest number."""
     numbers = value.float().numpy()
     if scale is not None:
-        per_head = case.pool_format.scale_kind is ScaleKind.PER_HEAD
-        divisor = scale.numpy() if per_head else np.repeat(scale.numpy(), len(numbers))
+        one = case.pool_format.scale_kind is ScaleKind.PER_TENSOR
+        divisor = np.repeat(scale.numpy(), len(numbers)) if one else scale.numpy()
         numbers = numbers / divisor[:, None]
     match case.pool_format.kv_dtype:
         case DType.FP32:
@@ -209,13 +246,13 @@ _E4M3 = np.array([(c % 8) / 512 if c < 8 else (8 + c % 8) * 2.0 ** (c // 8 - 10)
 
 
 def e4m3_bits(numbers: np.ndarray) -> np.ndarray:
-    """The e4m3 codes (uint8) nearest to fp32 `numbers`; ties to the even code, 448 for whatever is larger."""
+    """The e4m3 codes (uint8) nearest to fp32 `numbers`; ties to the even code, 448 for whatever is larger. A NaN of
+    either sign is the one without (PTX ISA, `cvt`: NaN becomes the canonical NaN of the format)."""
     sizes = np.abs(numbers.astype(np.float64))
     middles = (_E4M3[:-1] + _E4M3[1:]) / 2
     codes = np.searchsorted(middles, sizes, side="left")  # a tie goes down
     tie = codes < len(middles)
     tie[tie] = sizes[tie] == middles[codes[tie]]
     codes = codes + (tie & (codes % 2 == 1))
-    codes = np.where(np.isnan(numbers), 0x7F, codes)
-    signed: np.ndarray = (codes + 0x80 * np.signbit(numbers)).astype(np.uint8)
-    return signed
+    signed = codes + 0x80 * np.signbit(numbers)
+    return np.asarray(np.where(np.isnan(numbers), 0x7F, signed).astype(np.uint8))

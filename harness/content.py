@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,14 +49,18 @@ def make_content(case: Case, placement: Placement, rng: np.random.Generator) -> 
     """The numbers of an attention case."""
     problem, kv_dtype = case.problem, case.pool_format.kv_dtype
     shape = (placement.num_blocks, case.pool_format.block_size, problem.num_kv_heads)
-    k_scale, v_scale = make_scales(case, rng)
+    k_scale, v_scale = make_scales(case, placement.num_blocks, rng)
     if case.family is Family.CODED:
         k_values = np.where(rng.integers(0, 2, (*shape, problem.head_dim)) == 1, 1.0, -1.0)
         v_values = coded_values(shape, problem.head_dim_v, kv_dtype)
         k, v = store(k_values, None, kv_dtype), store(v_values, None, kv_dtype)
     else:
         k = store(rng.standard_normal((*shape, problem.head_dim), np.float32), k_scale, kv_dtype)
-        v = store(2 * rng.standard_normal((*shape, problem.head_dim_v), np.float32), v_scale, kv_dtype)
+        v_values = 2 * rng.standard_normal((*shape, problem.head_dim_v), np.float32)
+        if v_scale is not None and case.pool_format.has_token_scales:
+            sizes = _sizes(case, v_scale.shape, rng)
+            v_scale, v_values = v_scale * sizes, v_values * by_row(sizes).numpy()
+        v = store(v_values, v_scale, kv_dtype)
     if Hazard.LIVE_NAN in case.hazards:
         _plant_nan(case, placement, v, rng)
     slopes = _slopes(case, rng)
@@ -63,11 +68,24 @@ def make_content(case: Case, placement: Placement, rng: np.random.Generator) -> 
     return Content(q, k, v, k_scale, v_scale, _sinks(case, rng), slopes, exact)
 
 
+def _sizes(case: Case, shape: Sequence[int], rng: np.random.Generator) -> torch.Tensor:
+    """How large each token's V is: a thousandfold apart, about a size that no half holds, or one where it has few bits
+    left, so that it matters where a kernel brings scales and weights together."""
+    least, most = (-18, 4) if case.problem.q_dtype is DType.FP16 else (-24, 16)  # the output must stay in range
+    typical = float(rng.choice((least, 0, most)))
+    return torch.from_numpy(2.0 ** (typical + rng.uniform(-5, 5, shape))).float()
+
+
+def by_row(scale: torch.Tensor) -> torch.Tensor:
+    """Scales so that they broadcast over rows [num_blocks, block_size, num_kv_heads, head_dim]."""
+    return scale.transpose(1, 2)[..., None] if scale.dim() == 3 else scale.view(-1, 1)
+
+
 def store(values: np.ndarray, scale: torch.Tensor | None, dtype: DType) -> torch.Tensor:
     """`values` [..., num_kv_heads, dim] as a pool stores them: divided by the scale in fp32, rounded to `dtype`."""
     stored = torch.from_numpy(np.asarray(values, dtype=np.float32))
     if scale is not None:
-        stored = stored / scale.view(-1, 1)
+        stored = stored / by_row(scale)
     if dtype is DType.INT8:
         stored = stored.round().clamp(-127, 127)
     return stored.to(dtype.torch)
@@ -85,14 +103,18 @@ def coded_values(shape: tuple[int, int, int], head_dim: int, dtype: DType) -> np
     return values
 
 
-def make_scales(case: Case, rng: np.random.Generator) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """K and V scales of the format: distinct, not 1, and powers of two where the result must be exact."""
+def make_scales(
+    case: Case, num_blocks: int, rng: np.random.Generator
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """K and V scales of the format: distinct, not 1, and powers of two where the result must be exact. Those of tokens
+    are [num_blocks, num_kv_heads, block_size]."""
     if case.pool_format.scale_kind is ScaleKind.NONE:
         return None, None
-    shape = case.pool_format.scale_shape(case.problem)
+    shape = case.pool_format.scale_shape(num_blocks, case.problem)
     assert shape is not None
     if case.family is Family.CODED:
-        k, v = 2.0 ** rng.integers(-2, 0, shape), 2.0 ** rng.integers(1, 3, shape)
+        low, high = (-4, 5) if case.pool_format.has_token_scales else (1, 3)
+        k, v = 2.0 ** rng.integers(-2, 0, shape), 2.0 ** rng.integers(low, high, shape)
     else:
         k, v = rng.uniform(0.55, 0.9, shape), rng.uniform(1.2, 1.8, shape)
     if case.pool_format.kv_dtype is DType.INT8 and case.family is not Family.CODED:
@@ -151,7 +173,7 @@ def _queries(
         return torch.from_numpy(q).to(problem.q_dtype.torch), False
     real_k = k.double().numpy()
     if k_scale is not None:
-        real_k = real_k * k_scale.double().numpy().reshape(-1, 1)
+        real_k = real_k * by_row(k_scale).double().numpy()
     aim = _Aim(case, placement, real_k, None if slopes is None else slopes.numpy(), int(rng.integers(1 << 16)))
     row = 0
     for seq, query_len in enumerate(case.workload.query_lens):

@@ -209,7 +209,7 @@ def random_tensors(
         tensors["sinks"] = torch.zeros(problem.num_q_heads)
     if problem.alibi:
         tensors["alibi_slopes"] = torch.full((problem.num_q_heads,), 0.1)
-    scales = pool_format.scale_shape(problem)
+    scales = pool_format.scale_shape(total, problem)
     if scales is not None:
         tensors |= {"k_scale": torch.ones(scales), "v_scale": torch.ones(scales)}
     return tensors

@@ -17,7 +17,7 @@ from typing import Any
 from pagedtune.kernels.bounds import Bounds
 from pagedtune.kernels.device import Device, DeviceKind
 from pagedtune.kernels.dtypes import DType
-from pagedtune.kernels.pool_format import Layout, PoolFormat, ScaleKind
+from pagedtune.kernels.pool_format import LARGEST_STORED, SCALE_BYTES, Layout, PoolFormat, ScaleKind
 from pagedtune.kernels.problem import Problem
 from pagedtune.kernels.variant import Op, Variant
 from pagedtune.kernels.workload import Workload
@@ -28,6 +28,7 @@ from .config_corners import NUM_CORNERS
 from .pairwise import covering_rows
 
 Row = Mapping[str, Any]
+_CONSTANT_SCALES = (ScaleKind.NONE, ScaleKind.PER_TENSOR, ScaleKind.PER_HEAD)  # a CPU has no 8-bit pool
 HAZARD_DIMENSIONS = ("table", "tail", "memory", "launch", "outputs", "values", "skips")
 # What a variant can refuse a case for.
 DECIDING = ("shape", "heads", "head_dims", "dtypes", "block_size", "layout", "scale_kind", "feature", "queries")
@@ -50,8 +51,8 @@ def trials_for(variant: Variant, device: Device, level: Level) -> tuple[Trial, .
     """The trials of a variant's op at a level: one list for every variant of the op. A variant with limits gets, in
     place of the cases that it takes, a covering of all pairs that it takes.
 
-    Numbers of cases for attention on a CPU: tiny 46, corner 244, production 38; on a GPU 49, 143 and 148, of a
-    cache operation 42, 65 and 36, on a GPU 43, 96 and 103.
+    Numbers of cases for attention on a CPU: tiny 46, corner 244, production 38; on a GPU 50, 148 and 145, of a
+    cache operation 42, 65 and 36, on a GPU 43 to 46, 96 and 98.
     """
     kind = variant.device_kind
     rows = _rows(variant.op, level, kind)
@@ -123,7 +124,7 @@ def dimensions_of(op: Op, level: Level, kind: DeviceKind = DeviceKind.CPU) -> di
         else d.BLOCK_SIZES,
         "family": tuple(Family),
         "layout": tuple(Layout),
-        "scale_kind": tuple(ScaleKind),
+        "scale_kind": tuple(ScaleKind) if gpu else _CONSTANT_SCALES,
         "table": d.TABLES,
         "tail": d.TAILS,
         "memory": d.MEMORIES,
@@ -133,7 +134,7 @@ def dimensions_of(op: Op, level: Level, kind: DeviceKind = DeviceKind.CPU) -> di
     if op is Op.ATTENTION:
         spans |= {"feature": d.FEATURES, "outputs": d.OUTPUTS, "values": d.VALUES}
     else:
-        spans |= _cache_dimensions(op)
+        spans |= _cache_dimensions(op, gpu)
     if level is Level.TINY:
         spans |= {k: v[:n] for k, v in spans.items() if (n := {"feature": 6, "values": 2}.get(k))}  # no sinks
     elif production and gpu:
@@ -157,7 +158,7 @@ def _shapes(op: Op, level: Level, kind: DeviceKind) -> dict[str, tuple[Any, ...]
     return {"shape": d.SHAPES if level is Level.CORNER else d.MODEL_SHAPES}
 
 
-def _cache_dimensions(op: Op) -> dict[str, tuple[Any, ...]]:
+def _cache_dimensions(op: Op, gpu: bool) -> dict[str, tuple[Any, ...]]:
     spans: dict[str, tuple[Any, ...]] = {"feature": (d.PLAIN,), "launch": d.LAUNCHES[:2]}
     if op is not Op.GATHER_KV:
         spans["tail"] = ((),)  # no table
@@ -165,7 +166,8 @@ def _cache_dimensions(op: Op) -> dict[str, tuple[Any, ...]]:
         # Two tokens would be written to one shared slot.
         spans |= {"table": d.TABLES[:2], "skips": d.SKIPS}
     else:
-        spans |= {"queries": ("decode",), "scale_kind": (ScaleKind.NONE,)}
+        moved = (ScaleKind.PER_TOKEN_HEAD,) * gpu  # others are no business of these ops
+        spans |= {"queries": ("decode",), "scale_kind": (ScaleKind.NONE, *moved)}
     if op is Op.COPY_BLOCKS:
         spans["skips"] = d.SKIPS
     return spans
@@ -176,6 +178,8 @@ def possible(row: Row, kind: DeviceKind = DeviceKind.CPU) -> bool:
     interpreted, so that for them a row must also be small."""
     dtypes, head_dims, hazards = _part(row, "dtypes"), _part(row, "head_dims"), _hazards(row)
     if row.get("layout") is Layout.XPACKED and dtypes and head_dims and head_dims[0] % (16 // dtypes[1].itemsize):
+        return False
+    if row.get("scale_kind") is ScaleKind.PER_TOKEN_HEAD and dtypes and dtypes[1] not in LARGEST_STORED:
         return False
     if dtypes and dtypes[1] is DType.INT8 and Hazard.LIVE_NAN in hazards:
         return False
@@ -194,7 +198,8 @@ def _is_small(row: Row) -> bool:
         return True
     workload, heads, dims = _workload(row), _part(row, "heads") or (1, 1), sum(_part(row, "head_dims") or (1, 1))
     itemsize = dtypes[1].itemsize if (dtypes := _part(row, "dtypes")) else 1
-    kv_bytes: int = sum(workload.context_lens) * heads[1] * dims * itemsize
+    scales = 2 * SCALE_BYTES if row.get("scale_kind") is ScaleKind.PER_TOKEN_HEAD else 0
+    kv_bytes: int = sum(workload.context_lens) * heads[1] * (dims * itemsize + scales)
     pairs: int = sum(q * c for q, c in zip(workload.query_lens, workload.context_lens, strict=True))
     return kv_bytes <= d.MAX_VIRTUAL_KV_BYTES and pairs * heads[0] * dims <= d.MAX_VIRTUAL_PRODUCTS
 

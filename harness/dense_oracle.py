@@ -58,10 +58,16 @@ def _dense(data: AttentionData, name: str, axes: KVAxes, needed: torch.Tensor) -
     seqs, positions = needed.nonzero(as_tuple=True)
     size = data.pool_format.block_size
     blocks = data.tensors["block_table"].long()[seqs, positions // size] - data.first_block
+    places = blocks * size + positions % size
     dense = torch.zeros(*needed.shape, *pool.shape[1:], dtype=torch.float64)
-    dense[seqs, positions] = pool[blocks * size + positions % size]
+    dense[seqs, positions] = pool[places]
     scale = data.tensors.get(name.replace("cache", "scale"))
-    return dense if scale is None else dense * scale.double().view(1, 1, -1, 1)
+    if scale is None:
+        return dense
+    if scale.dim() == 3:  # [num_blocks, num_kv_heads, block_size]
+        dense[seqs, positions] *= scale.double().transpose(1, 2).flatten(0, 1)[places][..., None]
+        return dense
+    return dense * scale.double().view(1, 1, -1, 1)
 
 
 def _slot_major(pool: torch.Tensor, axes: KVAxes, pool_format: PoolFormat) -> torch.Tensor:

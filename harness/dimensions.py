@@ -89,9 +89,10 @@ HEAD_DIMS = (
     (128, 128), (64, 64), (96, 96), (256, 256), (80, 80), (112, 112), (192, 128), (72, 72), (64, 128), (128, 64),
     (65, 33),
 )  # fmt: skip
+# Of dtypes that cover as much, the first is taken: int8 before e4m3, since scales of tokens are made for it above all.
 DTYPES = (
     (BF16, BF16), (FP16, FP16), (FP32, FP32), (FP32, BF16), (BF16, FP32), (FP16, BF16), (FP32, FP16),
-    (BF16, DType.FP8_E4M3), (FP16, DType.FP8_E4M3), (BF16, DType.INT8),
+    (BF16, DType.INT8), (BF16, DType.FP8_E4M3), (FP16, DType.FP8_E4M3),
 )  # fmt: skip
 # The same of real models, on one rank: llama-3-8b, llama-3-70b at TP 8, qwen2.5-7b, smollm2-135m, llama-2-7b at TP 4,
 # gemma-2-9b at TP 2, qwen2.5-14b at TP 4, mixtral-8x22b at TP 8, qwen3-235b at TP 4, falcon-7b.

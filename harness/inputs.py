@@ -33,6 +33,7 @@ class Inputs:
         access: what the plan may do to each slot.
         poison: what fills memory that must not matter.
         first_block: first block of the pool that `Carved.parent` of a pool tensor covers.
+        block_slots: see `PoolFormat.block_slots`: pool tensors.
     """
 
     slots: Mapping[str, Carved]
@@ -40,6 +41,7 @@ class Inputs:
     access: Mapping[str, Access]
     poison: Poison
     first_block: int = 0
+    block_slots: tuple[str, ...] = ("k_cache", "v_cache")
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -54,7 +56,7 @@ class Inputs:
     def snapshot(self) -> dict[str, torch.Tensor]:
         """Private copies of all slots that are read, pools from `first_block` on."""
         return {
-            name: (carved.view[self.first_block :] if name.endswith("_cache") else carved.view).clone()
+            name: (carved.view[self.first_block :] if name in self.block_slots else carved.view).clone()
             for name, carved in self.slots.items()
             if self.access[name] is not Access.OUT
         }
@@ -98,11 +100,12 @@ class AttentionInputs:
             "query_start_loc": _int32([0, *np.cumsum([case.workload.query_lens[s] for s in chosen]).tolist()]),
         }
         for name in ("k_scale", "v_scale", "sinks", "alibi_slopes"):
-            if getattr(content, name) is not None:
+            if getattr(content, name) is not None and name not in case.pool_format.block_slots:
                 values[name] = getattr(content, name)
         slots = {
             **{name: self._copy(value, poison, unit_of(plan, name)) for name, value in values.items()},
             **make_pools(case, plan, self.placement, content.k, content.v, poison),
+            **make_token_scales(case, plan, self.placement, (content.k_scale, content.v_scale), poison),
             "block_table": make_table(case, self.placement, chosen, poison, unit_of(plan, "block_table")),
             "out": self._empty((len(rows), heads, case.problem.head_dim_v), content.q.dtype, poison, plan, "out"),
         }
@@ -110,7 +113,8 @@ class AttentionInputs:
             slots["lse"] = self._empty((len(rows), heads), torch.float32, poison, plan, "lse")
         specs = attention_slots(case.problem, case.pool_format)
         access = {name: specs[name].access for name in slots}
-        return Inputs(slots, make_workspaces(plan, poison), access, poison, self.placement.window_start)
+        first_block, block_slots = self.placement.window_start, case.pool_format.block_slots
+        return Inputs(slots, make_workspaces(plan, poison), access, poison, first_block, block_slots)
 
     def data(self, before: Mapping[str, torch.Tensor]) -> AttentionData:
         """What the oracles compute from, given the private copies of a run."""
@@ -199,6 +203,37 @@ def make_pools(
         bits(target)[live] = bits(values).view(*target.shape)[live]
         pools[name] = carved
     return pools
+
+
+def make_token_scales(
+    case: Case,
+    plan: LaunchPlan,
+    placement: Placement,
+    scales: tuple[torch.Tensor | None, torch.Tensor | None],
+    poison: Poison,
+) -> dict[str, Carved]:
+    """`k_scale` and `v_scale` of a pool with scales of tokens, poisoned except for live slots; none for others."""
+    found = {}
+    for name, values in zip(("k_scale", "v_scale"), scales, strict=True):
+        if values is None or not case.pool_format.has_token_scales:
+            continue
+        heads, size = values.shape[1:]
+        shape = (placement.window_start + placement.num_blocks, heads, size)
+        if placement.window_start:
+            # As far apart as the blocks of a pool: else they would never lie above 2^32.
+            apart = min(case.problem.head_dim, case.problem.head_dim_v)
+            whole = reserve((shape[0], apart, heads, size), values.dtype, placement.window_start)
+            fill(whole.parent, poison)
+            carved = Carved(whole.parent, whole.view[:, 0], guarded=False)
+        else:
+            apart = heads if name == "k_scale" else 1
+            pad = (0, apart, 3) if Hazard.STRIDED_POOL in case.hazards else ()
+            carved = carve(shape, values.dtype, poison, pad, offset_of(case, unit_of(plan, name)))
+        live = torch.from_numpy(placement.live)
+        target = carved.view[placement.window_start :].transpose(1, 2)
+        target[live] = values.transpose(1, 2)[live]
+        found[name] = carved
+    return found
 
 
 def canonical(pool: torch.Tensor, pool_format: PoolFormat, is_k: bool) -> torch.Tensor:

@@ -113,7 +113,7 @@ def dead_slots(inputs: Inputs) -> dict[str, torch.Tensor]:
     if inputs.poison is not Poison.NAN:
         return {}
     found = {}
-    for name in ("k_cache", "v_cache"):
+    for name in inputs.block_slots:
         carved = inputs.slots.get(name)
         if carved is None or inputs.access[name] is not Access.IN:
             continue

@@ -65,6 +65,11 @@ def flip_signs(tensor: torch.Tensor) -> None:
     integers.bitwise_xor_(mask)
 
 
+def change_sizes(tensor: torch.Tensor) -> None:
+    """Other fp32 numbers of the same sign and about the same size: the highest bit of the mantissa is turned over."""
+    bits(tensor).bitwise_xor_(1 << 22)
+
+
 def fill(tensor: torch.Tensor, poison: Poison) -> None:
     """Fills a tensor with poison."""
     bits(tensor).fill_(poison_bits(tensor.dtype, poison))

@@ -102,7 +102,10 @@ def gather(data: AttentionData, seq: int, first: int, last: int) -> tuple[np.nda
         for token in range(max(first, logical * size), min(last, (logical + 1) * size)):
             keys[token - first] = _token(k_block, token % size, data.pool_format.layout, problem.head_dim)
             values[token - first] = _token(v_block, token % size, data.pool_format.layout, problem.head_dim_v)
-    if data.pool_format.scale_kind is not ScaleKind.NONE:
+            if data.pool_format.scale_kind is ScaleKind.PER_TOKEN_HEAD:
+                keys[token - first] *= _double(data.tensors["k_scale"][block, :, token % size])[:, None]
+                values[token - first] *= _double(data.tensors["v_scale"][block, :, token % size])[:, None]
+    if data.pool_format.scale_kind in (ScaleKind.PER_TENSOR, ScaleKind.PER_HEAD):
         for head in range(problem.num_kv_heads):
             keys[:, head] *= _scale(data, "k_scale", head)
             values[:, head] *= _scale(data, "v_scale", head)

@@ -15,7 +15,7 @@ from .case import Case, Hazard
 from .compare import check_written
 from .inputs import Inputs, element_of
 from .machines import Machine
-from .memory import Carved, Poison, flip_signs
+from .memory import Carved, Poison, change_sizes, flip_signs
 from .verdicts import Check, Fault
 
 
@@ -89,6 +89,8 @@ class Runner:
         so that nothing kept of a first launch is right, then at the true lengths, so that no result may be kept."""
         for name in ("q", "k_cache", "v_cache"):
             flip_signs(inputs.slots[name].parent)
+        for name in set(inputs.block_slots) - {"k_cache", "v_cache"}:
+            change_sizes(inputs.slots[name].parent)  # a scale is positive
         table, num_blocks = inputs.slots["block_table"].view, inputs.slots["k_cache"].view.shape[0]
         for row, context_len in zip(table, self.case.workload.context_lens, strict=False):
             entries = row[: -(-context_len // self.case.pool_format.block_size)]
@@ -121,7 +123,7 @@ class Runner:
                 with located(label):
                     check_written(name, carved.view, poison)
         written = {n: c.view for n, c in inputs.slots.items() if inputs.access[n] is not Access.IN}
-        results = {n: (v[inputs.first_block :] if n.endswith("_cache") else v).clone() for n, v in written.items()}
+        results = {n: (v[inputs.first_block :] if n in inputs.block_slots else v).clone() for n, v in written.items()}
         return Run(label, poison, inputs, before, results, launch)
 
 

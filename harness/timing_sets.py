@@ -129,7 +129,7 @@ def make_sets(
         "v_cache": _filled(pool_format.v_shape(num_blocks, problem), pool_dtype, generator),
         "context_lens": torch.tensor(workload.context_lens, dtype=torch.int32),
         "query_start_loc": starts,
-        **_extras(problem, pool_format, generator),
+        **_extras(problem, pool_format, num_blocks, generator),
     }
     q = torch.randn((size.num_sets, num_tokens, problem.num_q_heads, problem.head_dim), generator=generator)
     tables = _block_tables(workload, pool_format.block_size, num_blocks, size.num_sets, generator)
@@ -154,13 +154,15 @@ def _filled(shape: tuple[int, ...], dtype: DType, generator: torch.Generator) ->
     return pool
 
 
-def _extras(problem: Problem, pool_format: PoolFormat, generator: torch.Generator) -> dict[str, torch.Tensor]:
+def _extras(
+    problem: Problem, pool_format: PoolFormat, num_blocks: int, generator: torch.Generator
+) -> dict[str, torch.Tensor]:
     extras = {}
     if problem.sinks:
         extras["sinks"] = torch.randn(problem.num_q_heads, generator=generator)
     if problem.alibi:
         extras["alibi_slopes"] = torch.logspace(-1, -8, problem.num_q_heads, base=2.0)
-    scale_shape = pool_format.scale_shape(problem)
+    scale_shape = pool_format.scale_shape(num_blocks, problem)
     if scale_shape is not None:
         value = 1 / 32 if pool_format.kv_dtype is DType.INT8 else 1.0
         extras |= {name: torch.full(scale_shape, value) for name in ("k_scale", "v_scale")}

@@ -76,6 +76,32 @@ def _errors(
     )
 
 
+@dataclass(frozen=True)
+class _Values:
+    """V as the second product takes it.
+
+    Args:
+        numbers: fp32 [num_kv_heads, 1, n, head_dim_v]: dequantised, or as stored where there is a `scale`.
+        scale: fp32 [num_kv_heads, 1, 1, n] of the tokens, which the weights are multiplied with before they are
+            rounded; None for other pools. Relative to `unit`, a power of two, so that the range of the weights' dtype
+            does not count.
+        unit: fp32 [num_kv_heads, 1, 1, 1].
+    """
+
+    numbers: torch.Tensor
+    scale: torch.Tensor | None = None
+    unit: torch.Tensor | None = None
+
+    def part(self, tokens: slice) -> _Values:
+        """Some of the tokens."""
+        scale = None if self.scale is None else self.scale[..., tokens]
+        return _Values(self.numbers[..., tokens, :], scale, self.unit)
+
+    def sizes(self) -> _Values:
+        """The magnitudes of V."""
+        return _Values(self.numbers.abs(), self.scale, self.unit)
+
+
 class _Emulation:
     """Output in fp32 and LSE of the whole-row and of the online way, and the step of the scores."""
 
@@ -103,7 +129,7 @@ class _Emulation:
             out, lse = method(scores, values, sink, self._numerics)
             result[0][rows] = _by_token(out)
             result[1][rows] = _by_token(lse).squeeze(-1)
-        out, lse = _whole(scores, values.abs(), sink, Numerics())
+        out, lse = _whole(scores, values.sizes(), sink, Numerics())
         step = self._numerics.accumulate.epsilon * size
         self.lse_step[rows] = _by_token(step).squeeze(-1)
         self.score_step[rows] = _by_token(step * out) + _by_token(step) * self.results[0][0][rows].abs()
@@ -116,9 +142,9 @@ def _by_token(tensor: torch.Tensor) -> torch.Tensor:
 
 def _scores(
     data: AttentionData, seq: int, rows: slice, context_len: int, numerics: Numerics
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """fp32 scores [num_kv_heads, ratio, query_len, n], -inf where not visible, V [num_kv_heads, 1, n, head_dim_v], and
-    the largest magnitude of a score in each row, cap aside; of the n tokens that some query of the sequence sees."""
+) -> tuple[torch.Tensor, _Values, torch.Tensor]:
+    """fp32 scores [num_kv_heads, ratio, query_len, n], -inf where not visible, V, and the largest magnitude of a score
+    in each row, cap aside; of the n tokens that some query of the sequence sees."""
     problem, query_len = data.problem, rows.stop - rows.start
     first = 0
     if problem.window is not None:
@@ -140,11 +166,23 @@ def _scores(
     hidden = distance > 0
     if problem.window is not None:
         hidden = hidden | (distance <= -problem.window)
-    return scores.masked_fill(hidden, -torch.inf), values.permute(1, 0, 2)[:, None], size
+    return scores.masked_fill(hidden, -torch.inf), _values(data, seq, first, values.permute(1, 0, 2)[:, None]), size
+
+
+def _values(data: AttentionData, seq: int, first: int, values: torch.Tensor) -> _Values:
+    """V of the tokens from `first` on, whose dequantised numbers are given."""
+    if not data.pool_format.has_token_scales or not values.shape[2]:
+        return _Values(values)
+    positions = torch.arange(first, first + values.shape[2])
+    blocks = data.tensors["block_table"][seq].long()[positions // data.pool_format.block_size] - data.first_block
+    scale = data.tensors["v_scale"][blocks, :, positions % data.pool_format.block_size].float().T[:, None, None]
+    unit = torch.exp2(torch.floor(torch.log2(scale.amax(dim=-1, keepdim=True).clamp_min(1e-30))))
+    numbers = values / scale.transpose(2, 3)
+    return _Values(numbers.masked_fill(scale.transpose(2, 3) == 0, 0.0), scale / unit, unit)
 
 
 def _whole(
-    scores: torch.Tensor, values: torch.Tensor, sink: torch.Tensor, numerics: Numerics
+    scores: torch.Tensor, values: _Values, sink: torch.Tensor, numerics: Numerics
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """One softmax over the row; P is rounded after normalisation."""
     lse = torch.logsumexp(torch.cat((scores, sink), dim=-1), dim=-1, keepdim=True)
@@ -153,17 +191,17 @@ def _whole(
 
 
 def _online(
-    scores: torch.Tensor, values: torch.Tensor, sink: torch.Tensor, numerics: Numerics
+    scores: torch.Tensor, values: _Values, sink: torch.Tensor, numerics: Numerics
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Splits with their own maxima, P rounded before normalisation, partials rounded, merged by LSE one by one."""
     lse = sink.clone()
-    out = torch.zeros(*scores.shape[:3], values.shape[-1])
+    out = torch.zeros(*scores.shape[:3], values.numbers.shape[-1])
     for start in range(0, scores.shape[-1], SPLIT_TOKENS):
         part = scores[..., start : start + SPLIT_TOKENS]
         top = part.amax(dim=-1, keepdim=True)
         p = torch.exp(part - top.masked_fill(top == -torch.inf, 0.0))
         total = p.sum(dim=-1, keepdim=True)
-        product = _product(p, values[..., start : start + SPLIT_TOKENS, :], numerics).float()
+        product = _product(p, values.part(slice(start, start + SPLIT_TOKENS)), numerics).float()
         partial = _rounded(product / total.clamp_min(1e-30), numerics.partials)
         part_lse = top + total.log()
         merged = torch.logaddexp(lse, part_lse)
@@ -174,9 +212,11 @@ def _online(
     return out, lse
 
 
-def _product(p: torch.Tensor, values: torch.Tensor, numerics: Numerics) -> torch.Tensor:
+def _product(p: torch.Tensor, values: _Values, numerics: Numerics) -> torch.Tensor:
     accumulate = numerics.accumulate.torch
-    return torch.matmul(_rounded(p, numerics.p).to(accumulate), values.to(accumulate))
+    weights = p if values.scale is None else p * values.scale
+    product = torch.matmul(_rounded(weights, numerics.p).to(accumulate), values.numbers.to(accumulate))
+    return product if values.unit is None else product * values.unit
 
 
 def _rounded(tensor: torch.Tensor, dtype: DType) -> torch.Tensor:

@@ -13,8 +13,8 @@ from .device import Device, DeviceKind
 from .dtypes import DType
 from .gpu_cache import cache_limits, chunks_of, first_default, runs_of, strided_dims, vector_elements, widest_rows
 from .launch import Arg, KernelStep, LaunchPlan, ScalarArg, SizeArg, SlotArg, SlotSpec, StrideArg
-from .native_args import abi_of, i64, pointers, scale_stride, strides
-from .pool_format import Layout, PoolFormat, ScaleKind
+from .native_args import abi_of, i64, pointers, scale_stride, strides, token_scale_strides
+from .pool_format import Layout, PoolFormat
 from .problem import Problem
 from .slots import aligned, copy_blocks_slots, gather_kv_slots, kv_write_slots
 from .variant import Config, Op, Properties, Variant
@@ -148,7 +148,8 @@ class _CudaCacheOp(Variant):
             "PT_VECTOR_V": vectors["v"],
             "PT_Q_DTYPE": _CODES[problem.q_dtype],
             "PT_KV_DTYPE": _CODES[pool_format.kv_dtype],
-            "PT_SCALE_STRIDE": -1 if pool_format.scale_kind is ScaleKind.NONE else scale_stride(pool_format),
+            "PT_SCALE_STRIDE": scale_stride(pool_format) if pool_format.has_constant_scales else -1,
+            "PT_TOKEN_SCALES": int(pool_format.has_token_scales),
             "PT_THREADS": 32 * config.num_warps,
             "PT_ROWS": getattr(config, "rows_per_block", 1),
             "PT_UNROLL": config.unroll,
@@ -183,7 +184,8 @@ class _CudaCacheOp(Variant):
 
 
 class CudaKVWrite(_CudaCacheOp):
-    """Stores new K and V at their slots, converting, scaling and saturating on the way."""
+    """Stores new K and V at their slots, converting, scaling and saturating on the way; where each token and head has
+    scales, it works them out and stores them too."""
 
     name = "cuda_kv_write"
     summary = "CUDA C++ K/V write by slot mapping, to fp8 and int8 pools too; negative slots are not even read"
@@ -208,6 +210,7 @@ class CudaKVWrite(_CudaCacheOp):
             *strides("v", (0, 1)),
             *_pool_args(pool_format),
             SizeArg("slot_mapping", 0),
+            *token_scale_strides(pool_format),
         )
 
     def _slots(self, problem: Problem, pool_format: PoolFormat, config: CudaCopyConfig) -> dict[str, SlotSpec]:
@@ -217,7 +220,7 @@ class CudaKVWrite(_CudaCacheOp):
 
 
 class CudaCopyBlocks(_CudaCacheOp):
-    """Copies whole blocks of both pools: as one piece where a block is one, else run by run."""
+    """Copies whole blocks of both pools, scales of tokens included: as one piece where a block is one, else in runs."""
 
     name = "cuda_copy_blocks"
     summary = "CUDA C++ copy of (source, destination) block pairs, 16 bytes a thread and several on their way"
@@ -254,7 +257,8 @@ class CudaCopyBlocks(_CudaCacheOp):
     def _grid(
         self, problem: Problem, pool_format: PoolFormat, config: CudaCopyConfig, bounds: Bounds
     ) -> tuple[int, int, int]:
-        return bounds.max_num_seqs, sum(self._chunks(problem, pool_format, config)), 1
+        scales = int(pool_format.has_token_scales)
+        return bounds.max_num_seqs, sum(self._chunks(problem, pool_format, config)) + scales, 1
 
     def _chunks(self, problem: Problem, pool_format: PoolFormat, config: CudaCopyConfig) -> tuple[int, int]:
         """Blocks of threads that share one K block, and one V block."""
@@ -270,6 +274,8 @@ class CudaCopyBlocks(_CudaCacheOp):
             *(arg for name in ("k", "v") for arg in _block_strides(problem, pool_format, name)),
             SizeArg("block_pairs", 0),
             *i64(self._chunks(problem, pool_format, config)[0]),
+            *pointers("k_scale", "v_scale"),
+            *token_scale_strides(pool_format),
         )
 
     def _slots(self, problem: Problem, pool_format: PoolFormat, config: CudaCopyConfig) -> dict[str, SlotSpec]:
@@ -278,7 +284,7 @@ class CudaCopyBlocks(_CudaCacheOp):
 
 
 class CudaGatherKV(_CudaCacheOp):
-    """Collects the tokens of a batch from their blocks, bit for bit."""
+    """Collects the tokens of a batch from their blocks, bit for bit; scales of tokens, if there are any, with them."""
 
     name = "cuda_gather_kv"
     summary = "CUDA C++ gather of paged K/V into packed tensors"
@@ -301,6 +307,8 @@ class CudaGatherKV(_CudaCacheOp):
             StrideArg("block_table", 0),
             SizeArg("context_lens", 0),
             *i64(chunks_of(bounds.max_context_len, _rows(config))),
+            *pointers("k_scale", "v_scale", "k_scale_out", "v_scale_out"),
+            *token_scale_strides(pool_format),
         )
 
     def _slots(self, problem: Problem, pool_format: PoolFormat, config: CudaCopyConfig) -> dict[str, SlotSpec]:

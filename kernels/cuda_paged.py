@@ -11,7 +11,7 @@ from .bounds import Bounds
 from .device import Device, DeviceKind
 from .dtypes import DType
 from .launch import Arg, CType, KernelStep, LaunchPlan, SizeArg, StrideArg
-from .native_args import f32, i64, pointers
+from .native_args import f32, i64, pointers, token_scale_strides
 from .pool_format import Layout, PoolFormat, ScaleKind
 from .problem import Problem
 from .slots import aligned, attention_slots, batch_limits
@@ -83,7 +83,8 @@ class CudaPaged(Variant):
             "PT_HAS_CAP": int(problem.soft_cap is not None),
             "PT_HAS_SINKS": int(problem.sinks),
             "PT_HAS_ALIBI": int(problem.alibi),
-            "PT_HAS_SCALES": int(pool_format.scale_kind is not ScaleKind.NONE),
+            "PT_HAS_SCALES": int(pool_format.has_constant_scales),
+            "PT_TOKEN_SCALES": int(pool_format.has_token_scales),
             "PT_SCALE_STRIDE": int(pool_format.scale_kind is ScaleKind.PER_HEAD),
         }
         abi = {"attention_paged": _abi(problem, pool_format)}
@@ -104,6 +105,7 @@ class CudaPaged(Variant):
             StrideArg("block_table", 0),
             SizeArg("context_lens", 0),
             *f32(problem.softmax_scale, problem.soft_cap or 0.0),
+            *token_scale_strides(pool_format),
         )
         grid = (bounds.max_num_tokens, problem.num_q_heads, 1)
         step = KernelStep("attention_paged", grid, args, (32 * _own(config).num_warps, 1, 1))
@@ -142,5 +144,5 @@ def _abi(problem: Problem, pool_format: PoolFormat) -> KernelAbi:
     num_strides = 6 if pool_format.layout is Layout.XPACKED else 5  # elsewhere the outer dim has stride 1
     align |= {count + k: chunk_k for k in range(num_strides)}
     align |= {count + 7 + k: chunk_v for k in range(3)}
-    types = (CType.POINTER,) * count + (CType.I64,) * _NUM_INTEGERS + (CType.F32,) * 2
+    types = (CType.POINTER,) * count + (CType.I64,) * _NUM_INTEGERS + (CType.F32,) * 2 + (CType.I64,) * 4
     return KernelAbi(types, align)

@@ -38,7 +38,7 @@ from .variant import Config, Numerics, Properties, Variant
 SOURCE = Path(__file__).parent / "cuda" / "split_mma.cu"
 INCLUDES = (
     "types.cuh", "copies.cuh", "mma.cuh", "softmax.cuh", "merge.cuh", "split_mma_shape.cuh", "split_mma_stream.cuh",
-    "split_mma_products.cuh", "split_mma_result.cuh", "split_rows.cuh", "split_merge.cuh",
+    "split_mma_products.cuh", "split_mma_result.cuh", "split_mma_scales.cuh", "split_rows.cuh", "split_merge.cuh",
 )  # fmt: skip
 MAX_HEAD_DIM = 256  # a warp holds the output of all value dims in registers
 MAX_SPLITS = 128  # of `kernels/cuda/merge.cuh`

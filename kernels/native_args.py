@@ -55,6 +55,13 @@ def scale_stride(pool_format: PoolFormat) -> int:
     return int(pool_format.scale_kind is ScaleKind.PER_HEAD)
 
 
+def token_scale_strides(pool_format: PoolFormat) -> tuple[Arg, ...]:
+    """Strides (block, head) of `k_scale`, then of `v_scale`; zeros where scales do not hang on the token."""
+    if not pool_format.has_token_scales:
+        return i64(0, 0, 0, 0)
+    return (*strides("k_scale", (0, 1)), *strides("v_scale", (0, 1)))
+
+
 def abi_of(args: Sequence[Arg]) -> KernelAbi:
     """The ABI that takes `args`."""
     return KernelAbi(tuple(_ctype(arg) for arg in args))

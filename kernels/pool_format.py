@@ -8,6 +8,9 @@ from enum import StrEnum
 from .dtypes import DType
 from .problem import Problem, require_positive
 
+LARGEST_STORED = {DType.FP8_E4M3: 448.0, DType.INT8: 127.0}  # of an 8-bit pool; -128 is never stored
+SCALE_BYTES = 4  # of one scale
+
 
 class Layout(StrEnum):
     """Order of the dimensions of a pool, outermost first (N = slot in block, H = KV head, D = head dim)."""
@@ -23,6 +26,9 @@ class ScaleKind(StrEnum):
     NONE = "none"
     PER_TENSOR = "per_tensor"  # shape [1]
     PER_HEAD = "per_head"  # shape [num_kv_heads]
+    # Of each stored token and KV head, a part of the pool: shape [num_blocks, num_kv_heads, block_size], whatever the
+    # layout, since attention walks the tokens of one head, whose scales are then adjacent.
+    PER_TOKEN_HEAD = "per_token_head"
 
 
 @dataclass(frozen=True)
@@ -67,8 +73,25 @@ class PoolFormat:
         """`x` of the x-packed layout: elements in 16 bytes."""
         return 16 // self.kv_dtype.itemsize
 
+    @property
+    def has_token_scales(self) -> bool:
+        """Whether the scales are a part of the pool, found through the block table like K and V."""
+        return self.scale_kind is ScaleKind.PER_TOKEN_HEAD
+
+    @property
+    def has_constant_scales(self) -> bool:
+        """Whether there are scales and none hangs on the token."""
+        return self.scale_kind in (ScaleKind.PER_TENSOR, ScaleKind.PER_HEAD)
+
+    @property
+    def block_slots(self) -> tuple[str, ...]:
+        """Names of the slots whose first dimension is the pool's blocks."""
+        return ("k_cache", "v_cache", *(("k_scale", "v_scale") if self.has_token_scales else ()))
+
     def reject(self, problem: Problem) -> str | None:
         """Why `problem` cannot be stored in this format, or None."""
+        if self.has_token_scales and self.kv_dtype not in LARGEST_STORED:
+            return f"scales per token and head are made for 8-bit pools, which {self.kv_dtype} is not"
         if self.layout is Layout.XPACKED and problem.head_dim % self.pack:
             return (
                 f"layout xpacked needs head_dim a multiple of {self.pack} for {self.kv_dtype}, not {problem.head_dim}"
@@ -103,18 +126,20 @@ class PoolFormat:
         """Dimensions of the V pool tensor."""
         return _V_AXES[self.layout]
 
-    def scale_shape(self, problem: Problem) -> tuple[int, ...] | None:
-        """Shape of `k_scale` and `v_scale`, None without scales."""
+    def scale_shape(self, num_blocks: int, problem: Problem) -> tuple[int, ...] | None:
+        """Shape of `k_scale` and of `v_scale`, None without scales; only scales of tokens hang on `num_blocks`."""
         shapes = {
             ScaleKind.NONE: None,
             ScaleKind.PER_TENSOR: (1,),
             ScaleKind.PER_HEAD: (problem.num_kv_heads,),
+            ScaleKind.PER_TOKEN_HEAD: (num_blocks, problem.num_kv_heads, self.block_size),
         }
         return shapes[self.scale_kind]
 
     def bytes_per_token(self, problem: Problem) -> int:
-        """KV bytes of one token in one layer on one rank."""
-        return problem.num_kv_heads * (problem.head_dim + problem.head_dim_v) * self.kv_dtype.itemsize
+        """KV bytes of one token in one layer on one rank, its own scales included."""
+        scales = 2 * SCALE_BYTES if self.has_token_scales else 0
+        return problem.num_kv_heads * ((problem.head_dim + problem.head_dim_v) * self.kv_dtype.itemsize + scales)
 
     @property
     def key(self) -> str:

@@ -30,6 +30,7 @@ def attention_slots(problem: Problem, pool_format: PoolFormat) -> dict[str, Slot
     - `query_start_loc` int32 [num_seqs + 1]: first query token of each sequence, and their total.
     - `lse` fp32 [num_tokens, num_q_heads]: optional output.
     - `sinks`, `alibi_slopes` fp32 [num_q_heads]; `k_scale`, `v_scale` fp32: present iff problem or format say so.
+      Scales of tokens are found like the pools' elements, through the table; see `scale_slots`.
     """
     heads, dim, dim_v = problem.num_q_heads, problem.head_dim, problem.head_dim_v
     dtype, int32, fp32 = problem.q_dtype.torch, torch.int32, torch.float32
@@ -53,31 +54,46 @@ def kv_write_slots(problem: Problem, pool_format: PoolFormat) -> dict[str, SlotS
     """Slots of `Op.KV_WRITE`: `k`, `v` [num_tokens, num_kv_heads, head_dim(_v)] in the query dtype go to
     `slot_mapping` int64 [num_tokens] (block · block_size + slot in block; negative is skipped). A stored value
     is the value divided by its scale in fp32, rounded to nearest, ties to even; what lies beyond the range of an 8-bit
-    pool becomes its largest number (e4m3 ±448, int8 ±127). NaN stays NaN, in int8 it becomes 0."""
+    pool becomes its largest number (e4m3 ±448, int8 ±127). NaN stays NaN, in int8 it becomes 0.
+
+    With a scale per token and head, `k_scale` and `v_scale` are written too: the largest finite magnitude of the row
+    of head_dim(_v) values over the pool's largest number, in fp32, to nearest; 1 where that is no normal fp32 number,
+    as for a row of zeros."""
     dtype, heads = problem.q_dtype.torch, problem.num_kv_heads
     return {
         "k": SlotSpec(dtype, ("num_tokens", heads, problem.head_dim), unit_stride=(2,)),
         "v": SlotSpec(dtype, ("num_tokens", heads, problem.head_dim_v), unit_stride=(2,)),
         "slot_mapping": SlotSpec(torch.int64, ("num_tokens",), contiguous=True),
         **pool_slots(problem, pool_format, Access.INOUT),
-        **scale_slots(problem, pool_format),
+        **scale_slots(problem, pool_format, Access.INOUT),
     }
 
 
 def copy_blocks_slots(problem: Problem, pool_format: PoolFormat) -> dict[str, SlotSpec]:
     """Slots of `Op.COPY_BLOCKS`: `block_pairs` int64 [num_pairs, 2] holds (source, destination) blocks. No
-    destination occurs twice or is also a source; a pair with a negative block is skipped."""
+    destination occurs twice or is also a source; a pair with a negative block is skipped. Scales of tokens are copied
+    with their blocks; others are no business of this op."""
     pairs = SlotSpec(torch.int64, ("num_pairs", 2), contiguous=True)
-    return {"block_pairs": pairs, **pool_slots(problem, pool_format, Access.INOUT)}
+    return {
+        "block_pairs": pairs,
+        **pool_slots(problem, pool_format, Access.INOUT),
+        **_token_scales(problem, pool_format, Access.INOUT),
+    }
 
 
 def gather_kv_slots(problem: Problem, pool_format: PoolFormat) -> dict[str, SlotSpec]:
     """Slots of `Op.GATHER_KV`: the tokens of `context_lens` int32 [num_seqs], found through `block_table`, go to
     `k_out`, `v_out` [num_tokens, num_kv_heads, head_dim(_v)] in the pool's dtype, sequence by sequence from
-    `out_start` int32 [num_seqs + 1] on. Rows of the outputs past the last sequence stay as they are."""
+    `out_start` int32 [num_seqs + 1] on. Rows of the outputs past the last sequence stay as they are. Stored values
+    are gathered as they are, and with them the scales of tokens, to `k_scale_out`, `v_scale_out` fp32 [num_tokens,
+    num_kv_heads]; other scales are no business of this op."""
     dtype, heads = pool_format.kv_dtype.torch, problem.num_kv_heads
+    scales = _token_scales(problem, pool_format, Access.IN)
+    scale_out = SlotSpec(torch.float32, ("num_tokens", heads), Access.INOUT, contiguous=True)
     return {
         **pool_slots(problem, pool_format, Access.IN),
+        **scales,
+        **{f"{name}_out": scale_out for name in scales},
         "block_table": SlotSpec(torch.int32, ("num_seqs", "max_blocks"), unit_stride=(1,)),
         "context_lens": SlotSpec(torch.int32, ("num_seqs",), contiguous=True),
         "out_start": SlotSpec(torch.int32, ("num_seqs+1",), contiguous=True),
@@ -98,12 +114,22 @@ def pool_slots(problem: Problem, pool_format: PoolFormat, access: Access) -> dic
     return specs
 
 
-def scale_slots(problem: Problem, pool_format: PoolFormat) -> dict[str, SlotSpec]:
-    """`k_scale` and `v_scale` fp32, if the format has scales."""
-    shape = pool_format.scale_shape(problem)
-    if shape is None:
-        return {}
+def scale_slots(problem: Problem, pool_format: PoolFormat, access: Access = Access.IN) -> dict[str, SlotSpec]:
+    """`k_scale` and `v_scale` fp32, if the format has scales: `ScaleKind` gives the shapes. Those of tokens are part of
+    the pool: the op has `access` to them, and like the pools they have any strides but along the slots of a block;
+    what belongs to no token may hold anything."""
+    shape = pool_format.scale_shape(1, problem)
+    if pool_format.has_token_scales or shape is None:
+        return _token_scales(problem, pool_format, access)
     return {name: SlotSpec(torch.float32, shape, contiguous=True) for name in ("k_scale", "v_scale")}
+
+
+def _token_scales(problem: Problem, pool_format: PoolFormat, access: Access) -> dict[str, SlotSpec]:
+    shape = pool_format.scale_shape(1, problem)
+    if not pool_format.has_token_scales or shape is None:
+        return {}
+    spec = SlotSpec(torch.float32, ("num_blocks", *shape[1:]), access, unit_stride=(2,))
+    return dict.fromkeys(("k_scale", "v_scale"), spec)
 
 
 def aligned(specs: Mapping[str, SlotSpec], align: Mapping[str, int]) -> dict[str, SlotSpec]:

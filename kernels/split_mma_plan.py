@@ -9,8 +9,8 @@ from .artifact import KernelAbi
 from .bounds import Bounds
 from .dtypes import DType
 from .launch import Arg, CType, KernelStep, LaunchAttributes, ScalarArg, SizeArg, SlotSpec, StrideArg
-from .native_args import abi_of, f32, i64, pointers, scale_stride, strides
-from .pool_format import PoolFormat, ScaleKind
+from .native_args import abi_of, f32, i64, pointers, scale_stride, strides, token_scale_strides
+from .pool_format import SCALE_BYTES, PoolFormat
 from .problem import Problem
 from .slots import aligned, attention_slots
 from .variant import Config
@@ -82,7 +82,8 @@ def shared_bytes(problem: Problem, pool_format: PoolFormat, config: CudaSplitMma
     """Dynamic shared memory of a block of the split kernel; the kernel asserts the same number."""
     tokens, rows = config.tile_tokens, 8 * row_tiles(problem)
     dim, dim_v = padded(problem.head_dim), padded(problem.head_dim_v)
-    pipeline = config.num_stages * tokens * (dim + dim_v) * pool_format.kv_dtype.itemsize
+    scales = 2 * SCALE_BYTES if pool_format.has_token_scales else 0
+    pipeline = config.num_stages * tokens * ((dim + dim_v) * pool_format.kv_dtype.itemsize + scales)
     outputs = config.num_warps * rows * (dim_v + 4) * 4
     places = 2 * tokens * 16
     query = 0 if dim // 16 * row_tiles(problem) <= 16 else rows * dim * 2
@@ -121,7 +122,8 @@ def defines(problem: Problem, pool_format: PoolFormat, config: CudaSplitMmaConfi
         "PT_HAS_CAP": int(problem.soft_cap is not None),
         "PT_HAS_SINKS": int(problem.sinks),
         "PT_HAS_ALIBI": int(problem.alibi),
-        "PT_HAS_SCALES": int(pool_format.scale_kind is not ScaleKind.NONE),
+        "PT_HAS_SCALES": int(pool_format.has_constant_scales),
+        "PT_TOKEN_SCALES": int(pool_format.has_token_scales),
         "PT_SCALE_STRIDE": scale_stride(pool_format),
         "PT_MERGE": merge_code(config),
         "PT_SHARED_BYTES": shared_bytes(problem, pool_format, config),
@@ -163,6 +165,7 @@ def split_args(
         *i64(problem.num_kv_heads, num_chunks(problem, bounds), config.num_splits, config.split_tokens),
         *i64(live_splits(problem, config, bounds)),
         *f32(problem.softmax_scale, problem.soft_cap or 0.0),
+        *token_scale_strides(pool_format),
     )
 
 

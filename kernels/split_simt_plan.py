@@ -8,8 +8,8 @@ from .artifact import KernelAbi
 from .bounds import Bounds
 from .dtypes import DType
 from .launch import Arg, CType, KernelStep, LaunchAttributes, ScalarArg, SizeArg, SlotArg, SlotSpec, StrideArg
-from .native_args import abi_of, f32, i64, pointers, scale_stride, strides
-from .pool_format import PoolFormat, ScaleKind
+from .native_args import abi_of, f32, i64, pointers, scale_stride, strides, token_scale_strides
+from .pool_format import PoolFormat
 from .problem import Problem
 from .slots import aligned, attention_slots
 from .split_mma_plan import Merge
@@ -124,7 +124,8 @@ def defines(problem: Problem, pool_format: PoolFormat, config: CudaSplitSimtConf
         "PT_HAS_CAP": int(problem.soft_cap is not None),
         "PT_HAS_SINKS": int(problem.sinks),
         "PT_HAS_ALIBI": int(problem.alibi),
-        "PT_HAS_SCALES": int(pool_format.scale_kind is not ScaleKind.NONE),
+        "PT_HAS_SCALES": int(pool_format.has_constant_scales),
+        "PT_TOKEN_SCALES": int(pool_format.has_token_scales),
         "PT_SCALE_STRIDE": scale_stride(pool_format),
         "PT_MERGE": 0 if config.num_splits == 1 else _MERGE_CODES[config.merge],
     }
@@ -165,6 +166,7 @@ def split_args(
         *i64(problem.num_kv_heads, num_chunks(problem, pool_format, bounds), config.num_splits, config.split_tokens),
         *i64(splits),
         *f32(problem.softmax_scale, problem.soft_cap or 0.0),
+        *token_scale_strides(pool_format),
     )
 
 

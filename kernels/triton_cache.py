@@ -13,8 +13,8 @@ from .device import Device, DeviceKind
 from .dtypes import DType
 from .gpu_cache import cache_limits, chunks_of, runs_of, strided_dims
 from .launch import Arg, CType, KernelStep, LaunchPlan, ScalarArg, SizeArg, StrideArg
-from .native_args import i64, pointers, scale_stride, strides
-from .pool_format import Layout, PoolFormat, ScaleKind
+from .native_args import i64, pointers, scale_stride, strides, token_scale_strides
+from .pool_format import Layout, PoolFormat
 from .problem import Problem
 from .slots import aligned, copy_blocks_slots, gather_kv_slots, kv_write_slots
 from .variant import Config, Op, Properties, Variant
@@ -178,7 +178,8 @@ class _TritonCacheOp(Variant):
 
 
 class TritonKVWrite(_TritonCacheOp):
-    """Stores new K and V at their slots, converting, scaling and saturating on the way."""
+    """Stores new K and V at their slots, converting, scaling and saturating on the way; where each token and head has
+    scales, it works them out and stores them too."""
 
     name = "triton_kv_write"
     summary = "Triton K/V write by slot mapping, to fp8 and int8 pools too; negative slots are not even read"
@@ -203,12 +204,16 @@ class TritonKVWrite(_TritonCacheOp):
             dict(zip(names, rows, strict=True))
             | _pool_strides(pool_format)
             | {"num_tokens": SizeArg("slot_mapping", 0)}
+            | _scale_strides(pool_format)
         )
 
     def _constants(self, problem: Problem, pool_format: PoolFormat, config: TritonCopyConfig) -> dict[str, object]:
         scales = {
-            "HAS_SCALES": pool_format.scale_kind is not ScaleKind.NONE,
+            "HAS_SCALES": pool_format.has_constant_scales,
             "SCALE_STRIDE": scale_stride(pool_format),
+            "TOKEN_SCALES": pool_format.has_token_scales,
+            "WIDTH_K": 1 << (problem.head_dim - 1).bit_length(),
+            "WIDTH_V": 1 << (problem.head_dim_v - 1).bit_length(),
         }
         widest = max(problem.q_dtype.itemsize, pool_format.kv_dtype.itemsize)
         return self._shape(problem, pool_format, config) | scales | {"BLOCK": self._block(widest, config)}
@@ -224,7 +229,7 @@ class TritonKVWrite(_TritonCacheOp):
 
 
 class TritonCopyBlocks(_TritonCacheOp):
-    """Copies whole blocks of both pools."""
+    """Copies whole blocks of both pools, scales of tokens included."""
 
     name = "triton_copy_blocks"
     summary = "Triton copy of (source, destination) block pairs"
@@ -239,7 +244,8 @@ class TritonCopyBlocks(_TritonCacheOp):
                 yield TritonCopyConfig(num_warps, unroll)
 
     def _pointers(self, problem: Problem, pool_format: PoolFormat) -> dict[str, str]:
-        return dict.fromkeys(("k_cache", "v_cache"), self._bits(pool_format)) | {"block_pairs": "*i64"}
+        pools = dict.fromkeys(("k_cache", "v_cache"), self._bits(pool_format))
+        return {**pools, "block_pairs": "*i64", **dict.fromkeys(("k_scale", "v_scale"), "*i32")}
 
     def _integers(self, pool_format: PoolFormat, config: TritonCopyConfig, bounds: Bounds) -> dict[str, Arg]:
         found: dict[str, Arg] = {}
@@ -247,7 +253,7 @@ class TritonCopyBlocks(_TritonCacheOp):
             found[f"{name}_block"] = StrideArg(f"{name}_cache", 0)
             runs: tuple[Arg, ...] = (*i64(*(0,) * (3 - len(dims))), *strides(f"{name}_cache", dims))
             found |= {f"{name}_{axis}": arg for axis, arg in zip("abc", runs, strict=True)}
-        return found | {"num_pairs": SizeArg("block_pairs", 0)}
+        return found | {"num_pairs": SizeArg("block_pairs", 0)} | _scale_strides(pool_format)
 
     def _constants(self, problem: Problem, pool_format: PoolFormat, config: TritonCopyConfig) -> dict[str, object]:
         runs = {
@@ -256,7 +262,14 @@ class TritonCopyBlocks(_TritonCacheOp):
             for axis, count in zip("ABCL", counts, strict=True)
         }
         chunks = self._chunks(problem, pool_format, config)
-        return {**runs, "K_CHUNKS": chunks[0], "BLOCK": self._block(pool_format.kv_dtype.itemsize, config)}
+        return {
+            **runs,
+            "K_CHUNKS": chunks[0],
+            "BLOCK": self._block(pool_format.kv_dtype.itemsize, config),
+            "TOKEN_SCALES": pool_format.has_token_scales,
+            "HEADS": problem.num_kv_heads,
+            "BLOCK_SIZE": pool_format.block_size,
+        }
 
     def _chunks(self, problem: Problem, pool_format: PoolFormat, config: TritonCopyConfig) -> tuple[int, int]:
         """Programs that share one K block, and one V block."""
@@ -266,11 +279,12 @@ class TritonCopyBlocks(_TritonCacheOp):
     def _grid(
         self, problem: Problem, pool_format: PoolFormat, config: TritonCopyConfig, bounds: Bounds
     ) -> tuple[int, int, int]:
-        return bounds.max_num_seqs, sum(self._chunks(problem, pool_format, config)), 1
+        scales = int(pool_format.has_token_scales)
+        return bounds.max_num_seqs, sum(self._chunks(problem, pool_format, config)) + scales, 1
 
 
 class TritonGatherKV(_TritonCacheOp):
-    """Collects the tokens of a batch from their blocks, bit for bit."""
+    """Collects the tokens of a batch from their blocks, bit for bit; scales of tokens, if there are any, with them."""
 
     name = "triton_gather_kv"
     summary = "Triton gather of paged K/V into packed tensors"
@@ -282,15 +296,17 @@ class TritonGatherKV(_TritonCacheOp):
     def _pointers(self, problem: Problem, pool_format: PoolFormat) -> dict[str, str]:
         bits = self._bits(pool_format)
         tables = dict.fromkeys(("block_table", "context_lens", "out_start"), "*i32")
-        return {"k_cache": bits, "v_cache": bits, **tables, "k_out": bits, "v_out": bits}
+        scales = dict.fromkeys(("k_scale", "v_scale", "k_scale_out", "v_scale_out"), "*i32")  # bits too
+        return {"k_cache": bits, "v_cache": bits, **tables, "k_out": bits, "v_out": bits, **scales}
 
     def _integers(self, pool_format: PoolFormat, config: TritonCopyConfig, bounds: Bounds) -> dict[str, Arg]:
         batch: dict[str, Arg] = {"table_seq": StrideArg("block_table", 0), "num_seqs": SizeArg("context_lens", 0)}
         chunks = chunks_of(bounds.max_context_len, _rows(config))
-        return _pool_strides(pool_format) | batch | {"chunks": ScalarArg(chunks, CType.I64)}
+        chunk_count: dict[str, Arg] = {"chunks": ScalarArg(chunks, CType.I64)}
+        return _pool_strides(pool_format) | batch | chunk_count | _scale_strides(pool_format)
 
     def _constants(self, problem: Problem, pool_format: PoolFormat, config: TritonCopyConfig) -> dict[str, object]:
-        return self._shape(problem, pool_format, config)
+        return {**self._shape(problem, pool_format, config), "TOKEN_SCALES": pool_format.has_token_scales}
 
     def _row_sizes(self, problem: Problem, pool_format: PoolFormat) -> dict[str, int]:
         size = pool_format.kv_dtype.itemsize
@@ -305,6 +321,12 @@ class TritonGatherKV(_TritonCacheOp):
 def _rows(config: TritonCopyConfig) -> int:
     assert isinstance(config, TritonRowsConfig)
     return config.rows_per_block
+
+
+def _scale_strides(pool_format: PoolFormat) -> dict[str, Arg]:
+    """Strides of block and head of the scales of tokens, of K and of V."""
+    names = ("scale_k_block", "scale_k_head", "scale_v_block", "scale_v_head")
+    return dict(zip(names, token_scale_strides(pool_format), strict=True))
 
 
 def _pool_strides(pool_format: PoolFormat) -> dict[str, Arg]:

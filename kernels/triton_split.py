@@ -13,6 +13,7 @@ from .bounds import Bounds
 from .device import Device, DeviceKind
 from .dtypes import DType
 from .launch import Arg, CType, KernelStep, LaunchPlan, ScalarArg, SizeArg, SlotArg, StrideArg, WorkspaceSpec
+from .native_args import token_scale_strides
 from .pool_format import Layout, PoolFormat, ScaleKind
 from .problem import Problem
 from .slots import aligned, attention_slots, batch_limits
@@ -161,9 +162,10 @@ class TritonSplit(Variant):
         return LaunchPlan(tuple(steps), slots, workspaces, batch_limits(bounds))
 
 
+_SCALE_STRIDES = ("scale_k_block", "scale_k_head", "scale_v_block", "scale_v_head")
 _INTEGERS = (
     "q_token", "q_head", "k_block", "k_slot", "k_head", "k_outer", "v_block", "v_slot", "v_head", "v_dim", "out_token",
-    "out_head", "lse_token", "table_seq", "num_seqs", "num_splits",
+    "out_head", "lse_token", "table_seq", "num_seqs", "num_splits", *_SCALE_STRIDES,
 )  # fmt: skip
 _MERGE_INTEGERS = ("out_token", "out_head", "lse_token", "num_seqs", "num_splits")
 
@@ -263,7 +265,8 @@ def _constants(problem: Problem, pool_format: PoolFormat, config: TritonSplitCon
         "HAS_CAP": problem.soft_cap is not None,
         "HAS_SINKS": problem.sinks,
         "HAS_ALIBI": problem.alibi,
-        "HAS_SCALES": pool_format.scale_kind is not ScaleKind.NONE,
+        "HAS_SCALES": pool_format.has_constant_scales,
+        "TOKEN_SCALES": pool_format.has_token_scales,
         "SCALE_STRIDE": int(pool_format.scale_kind is ScaleKind.PER_HEAD),
         "DOT_FP32": _dot_dtype(problem, pool_format) is DType.FP32,
         **_unit_dims(pool_format),
@@ -289,6 +292,7 @@ def _integers(names: tuple[str, ...], pool_format: PoolFormat, num_splits: int) 
         "table_seq": StrideArg("block_table", 0),
         "num_seqs": SizeArg("context_lens", 0),
         "num_splits": ScalarArg(num_splits, CType.I64),
+        **dict(zip(_SCALE_STRIDES, token_scale_strides(pool_format), strict=True)),
     }
     return {name: args[name] for name in names}
 

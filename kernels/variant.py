@@ -32,7 +32,7 @@ class Numerics:
 
     Args:
         scores: dtype that q·k is rounded to before the softmax.
-        p: dtype of the softmax weights in P·V.
+        p: dtype of the softmax weights in P·V; where each token has a scale for its values, of weight times scale.
         partials: dtype of split-K partial outputs and of everything merged.
         accumulate: dtype of the sums.
     """

@@ -138,5 +138,9 @@ class BlockMemory:
     def _layer(self, pool: torch.Tensor, layer: int) -> torch.Tensor:
         if not 0 <= layer < self.num_layers:
             raise IndexError(f"layer {layer} of {self.num_layers}: layers are 0 to {self.num_layers - 1}")
+        return self._visible(pool)[layer]
+
+    def _visible(self, pool: torch.Tensor) -> torch.Tensor:
+        """A pool without its guard blocks, [num_layers, num_blocks, ...], the null block behind if there is one."""
         count = self.num_blocks + int(self.null_block is not None)
-        return pool[layer, self._guards : self._guards + count]
+        return pool[:, self._guards : self._guards + count]

@@ -30,7 +30,9 @@ class KVCache(BlockMemory):
 
     Attributes:
         null_block: its number, or None.
-        k_scale, v_scale: fp32 dequantisation scales of each layer, [num_layers, ...] of ones, or None.
+        k_scale, v_scale: fp32 dequantisation scales of each layer, or None: [num_layers, ...] of ones, or, of tokens,
+            [num_layers, num_blocks, ...] shaped as the format says, with the null block behind if there is one. The
+            latter are part of the pool: they move with their blocks, and are as little initialised.
 
     Raises:
         ValueError: a count below 1, or a problem that the format cannot hold.
@@ -54,9 +56,7 @@ class KVCache(BlockMemory):
         dtype, physical_blocks = pool_format.kv_dtype.torch, self.physical_blocks
         self._k = self._allocate("K", pool_format.k_shape(physical_blocks, problem), dtype, pool_format.k_axes.slot)
         self._v = self._allocate("V", pool_format.v_shape(physical_blocks, problem), dtype, pool_format.v_axes.slot)
-        scales = pool_format.scale_shape(problem)
-        self.k_scale = None if scales is None else torch.ones((num_layers, *scales), device=self.device)
-        self.v_scale = None if scales is None else torch.ones((num_layers, *scales), device=self.device)
+        self.k_scale, self.v_scale = self._scales("K scales"), self._scales("V scales")
 
     @classmethod
     def from_budget(
@@ -81,6 +81,14 @@ class KVCache(BlockMemory):
                 + (", and debug mode takes two for guards" if debug else "")
             )
         return cls(problem, pool_format, num_layers, num_blocks, device, debug)
+
+    def _scales(self, name: str) -> torch.Tensor | None:
+        shape = self.pool_format.scale_shape(self.physical_blocks, self.problem)
+        if shape is None:
+            return None
+        if not self.pool_format.has_token_scales:
+            return torch.ones((self.num_layers, *shape), device=self.device)
+        return self._visible(self._allocate(name, shape, torch.float32, slot_axis=2))
 
     def k_cache(self, layer: int) -> torch.Tensor:
         """K pool of a layer, shaped `pool_format.k_shape(num_blocks, problem)`, the null block behind if there is one:

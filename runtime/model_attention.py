@@ -133,8 +133,7 @@ class ModelAttention:
             copy_blocks(self.cache, pairs)
             return
         for layer in range(self.cache.num_layers):
-            pools = {"k_cache": self.cache.k_cache(layer), "v_cache": self.cache.v_cache(layer)}
-            self._copier.bind({"block_pairs": pairs, **pools})()
+            self._copier.bind({"block_pairs": pairs, **pool_tensors(self.cache, layer)})()
 
     def _output(self) -> torch.Tensor:
         if self._num_decodes == self._num_tokens:

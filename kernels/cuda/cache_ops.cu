@@ -11,7 +11,8 @@
 //   PT_PACK_K, PT_PACK_V           adjacent elements of a head in the pool: all, or x and 1 of the x-packed layout
 //   PT_VECTOR_K, PT_VECTOR_V       elements of a vector (of copies: bytes, where a block is not one piece)
 //   PT_Q_DTYPE, PT_KV_DTYPE        0 fp32, 1 bf16, 2 fp16; KV also 3 e4m3, 4 int8
-//   PT_SCALE_STRIDE                of heads in k_scale and v_scale; -1 without scales
+//   PT_SCALE_STRIDE                of heads in k_scale and v_scale; -1 without scales, and where tokens have their own
+//   PT_TOKEN_SCALES                whether each token and head has scales: [num_blocks, HEADS, BLOCK_SIZE]
 //   PT_THREADS, PT_ROWS, PT_UNROLL threads of a block, tokens of a block, vectors of a thread at once
 //   PT_VECTOR_BYTES                of copies: widest access
 //   PT_SHAPE_K, PT_SHAPE_V         of copies: a block as {A, B, C, L}, outermost first, L adjacent elements
@@ -46,6 +47,15 @@ struct Pool {
         const i64 row = block_id * block + slot_id * slot + head_id * head;
         if constexpr (PACK >= DIM) return row + d;
         else return row + d / PACK * outer + d % PACK;
+    }
+};
+
+// Where the scales of tokens are.
+struct Scales {
+    i64 block, head;
+
+    __device__ __forceinline__ i64 place(i64 block_id, int slot_id, int head_id) const {
+        return block_id * block + head_id * head + slot_id;
     }
 };
 
@@ -116,21 +126,105 @@ __device__ __forceinline__ void write(
     }
 }
 
+// The same, with a scale of its own for each row of a token and head. LANES lanes hold a row; a warp has UNROLL times as
+// many rows at once as lanes allow, and all of its lanes take part in every reduction.
+template <int DIM, int N, int PACK>
+__device__ __forceinline__ void write_scaled(
+    const Q* from, i64 from_token, i64 from_head, KV* to, const Pool& pool, const i64* slots, float* scale,
+    const Scales& scales, i64 first, i64 num_tokens) {
+    constexpr int CHUNKS = DIM / N, LANES = CHUNKS > 16 ? 32 : CHUNKS > 8 ? 16 : CHUNKS > 4 ? 8 : CHUNKS > 2 ? 4 : CHUNKS;
+    constexpr int STEPS = (CHUNKS + LANES - 1) / LANES, GROUPS = 32 / LANES, AT_ONCE = THREADS / LANES;
+    constexpr int PIECE = N < PACK ? N : PACK;
+    constexpr float LARGEST = PT_KV_DTYPE == 3 ? 448.0f : 127.0f, SMALLEST_NORMAL = 1.17549435e-38f;
+    const int total = int(min(num_tokens - first, i64(PT_ROWS))) * HEADS, lane = threadIdx.x % LANES;
+    for (int base = threadIdx.x / 32 * GROUPS; base < total; base += AT_ONCE * UNROLL) {
+        Vector<Q, N> values[UNROLL][STEPS];
+        i64 slot[UNROLL];
+        float own[UNROLL];
+#pragma unroll
+        for (int u = 0; u < UNROLL; ++u) {
+            const int row = base + threadIdx.x % 32 / LANES + u * AT_ONCE;
+            slot[u] = row < total ? slots[first + row / HEADS] : -1;
+        }
+#pragma unroll
+        for (int u = 0; u < UNROLL; ++u) {
+            const int row = base + threadIdx.x % 32 / LANES + u * AT_ONCE;
+            const Q* at = from + (first + row / HEADS) * from_token + row % HEADS * from_head;
+#pragma unroll
+            for (int s = 0; s < STEPS; ++s) {
+                const int d = (s * LANES + lane) * N;
+                if (slot[u] >= 0 && d < DIM)
+                    values[u][s].word = *reinterpret_cast<const typename Word<sizeof(Q) * N>::T*>(at + d);
+            }
+        }
+#pragma unroll
+        for (int u = 0; u < UNROLL; ++u) {
+            float most = 0.0f;
+#pragma unroll
+            for (int s = 0; s < STEPS; ++s)
+#pragma unroll
+                for (int k = 0; k < N; ++k) {
+                    if (slot[u] < 0 || (s * LANES + lane) * N >= DIM) continue;
+                    const float size = fabsf(float(values[u][s].x[k]));
+                    if (size < __int_as_float(0x7f800000)) most = fmaxf(most, size);  // no infinity, no NaN
+                }
+#pragma unroll
+            for (int step = LANES / 2; step > 0; step /= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, step));
+            own[u] = __fdiv_rn(most, LARGEST);
+            if (own[u] < SMALLEST_NORMAL) own[u] = 1.0f;
+        }
+#pragma unroll
+        for (int u = 0; u < UNROLL; ++u) {
+            if (slot[u] < 0) continue;
+            const int head = (base + threadIdx.x % 32 / LANES + u * AT_ONCE) % HEADS;
+            const i64 block = slot[u] / BLOCK_SIZE;
+            const int in_block = int(slot[u] - block * BLOCK_SIZE);
+            if (lane == 0) scale[scales.place(block, in_block, head)] = own[u];
+#pragma unroll
+            for (int s = 0; s < STEPS; ++s) {
+                const int d = (s * LANES + lane) * N;
+                if (d >= DIM) continue;
+#pragma unroll
+                for (int p = 0; p < N; p += PIECE) {
+                    Vector<KV, PIECE> piece;
+#pragma unroll
+                    for (int k = 0; k < PIECE; ++k)
+                        piece.x[k] = stored<PT_KV_DTYPE>(__fdiv_rn(float(values[u][s].x[p + k]), own[u]));
+                    KV* target = to + pool.place<PACK, DIM>(block, in_block, head, d + p);
+                    *reinterpret_cast<typename Word<sizeof(KV) * PIECE>::T*>(target) = piece.word;
+                }
+            }
+        }
+    }
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS) kv_write(
     const Q* __restrict__ k,             // [num_tokens, HEADS, PT_HEAD_DIM_K]
     const Q* __restrict__ v,             // [num_tokens, HEADS, PT_HEAD_DIM_V]
     KV* __restrict__ k_cache, KV* __restrict__ v_cache,
     const i64* __restrict__ slots,       // [num_tokens]
-    const float* __restrict__ k_scale, const float* __restrict__ v_scale, i64 k_token, i64 k_row, i64 v_token, i64 v_row,
-    i64 k_block, i64 k_slot, i64 k_head, i64 k_outer, i64 v_block, i64 v_slot, i64 v_head, i64 v_outer, i64 num_tokens) {
+    float* __restrict__ k_scale, float* __restrict__ v_scale, i64 k_token, i64 k_row, i64 v_token, i64 v_row,
+    i64 k_block, i64 k_slot, i64 k_head, i64 k_outer, i64 v_block, i64 v_slot, i64 v_head, i64 v_outer, i64 num_tokens,
+    i64 k_scale_block, i64 k_scale_head, i64 v_scale_block, i64 v_scale_head) {
     const i64 first = i64(blockIdx.x) * PT_ROWS;
     if (first >= num_tokens) return;
+#if PT_TOKEN_SCALES
+    if (blockIdx.y == 0)
+        write_scaled<PT_HEAD_DIM_K, PT_VECTOR_K, PT_PACK_K>(
+            k, k_token, k_row, k_cache, Pool{k_block, k_slot, k_head, k_outer}, slots, k_scale,
+            Scales{k_scale_block, k_scale_head}, first, num_tokens);
+    else
+        write_scaled<PT_HEAD_DIM_V, PT_VECTOR_V, PT_PACK_V>(
+            v, v_token, v_row, v_cache, Pool{v_block, v_slot, v_head, v_outer}, slots, v_scale,
+            Scales{v_scale_block, v_scale_head}, first, num_tokens);
+#else
     if (blockIdx.y == 0)
         write<PT_HEAD_DIM_K, PT_VECTOR_K, PT_PACK_K>(
             k, k_token, k_row, k_cache, Pool{k_block, k_slot, k_head, k_outer}, slots, k_scale, first, num_tokens);
     else
         write<PT_HEAD_DIM_V, PT_VECTOR_V, PT_PACK_V>(
             v, v_token, v_row, v_cache, Pool{v_block, v_slot, v_head, v_outer}, slots, v_scale, first, num_tokens);
+#endif
 }
 #elif PT_OP == 1
 // A block as A x B x C runs of L adjacent elements.
@@ -177,14 +271,38 @@ __device__ __forceinline__ void copy_chunk(const S& shape, unsigned char* pool, 
     else copy<RUN_BYTES, false>(shape, pool + from * apart, pool + to * apart, chunk);
 }
 
+// All scales of one block, of K or of V.
+__device__ __forceinline__ void copy_scales(float* scale, const Scales& scales, i64 from, i64 to) {
+    constexpr int COUNT = HEADS * BLOCK_SIZE;
+    for (int base = threadIdx.x; base < COUNT; base += THREADS * UNROLL) {
+        float values[UNROLL];
+#pragma unroll
+        for (int u = 0; u < UNROLL; ++u) {
+            const int at = base + u * THREADS;
+            if (at < COUNT) values[u] = scale[scales.place(from, at % BLOCK_SIZE, at / BLOCK_SIZE)];
+        }
+#pragma unroll
+        for (int u = 0; u < UNROLL; ++u) {
+            const int at = base + u * THREADS;
+            if (at < COUNT) scale[scales.place(to, at % BLOCK_SIZE, at / BLOCK_SIZE)] = values[u];
+        }
+    }
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS) copy_blocks(
     unsigned char* k_cache, unsigned char* v_cache,
     const i64* __restrict__ pairs,  // [num_pairs, 2]: source, destination
-    i64 k_block, i64 k_a, i64 k_b, i64 k_c, i64 v_block, i64 v_a, i64 v_b, i64 v_c, i64 num_pairs, i64 k_chunks) {
+    i64 k_block, i64 k_a, i64 k_b, i64 k_c, i64 v_block, i64 v_a, i64 v_b, i64 v_c, i64 num_pairs, i64 k_chunks,
+    float* k_scale, float* v_scale, i64 k_scale_block, i64 k_scale_head, i64 v_scale_block, i64 v_scale_head) {
     if (blockIdx.x >= num_pairs) return;
     const i64 from = pairs[2 * i64(blockIdx.x)], to = pairs[2 * i64(blockIdx.x) + 1];
     if (from < 0 || to < 0 || from == to) return;
     const int chunk = blockIdx.y;
+    if (PT_TOKEN_SCALES && chunk == gridDim.y - 1) {  // those of both are few
+        copy_scales(k_scale, Scales{k_scale_block, k_scale_head}, from, to);
+        copy_scales(v_scale, Scales{v_scale_block, v_scale_head}, from, to);
+        return;
+    }
     if (chunk < k_chunks)
         copy_chunk<PT_VECTOR_K>(Shape<PT_SHAPE_K>{k_a, k_b, k_c}, k_cache, k_block, from, to, chunk);
     else
@@ -229,6 +347,15 @@ __device__ __forceinline__ void gather(
     }
 }
 
+// The scales of the same tokens, to `out` [token, HEADS].
+__device__ __forceinline__ void gather_scales(
+    const float* scale, const Scales& scales, const int* table, int first, int count, float* out) {
+    for (int at = threadIdx.x; at < count * HEADS; at += THREADS) {
+        const int token = first + at / HEADS;
+        out[at] = scale[scales.place(table[token / BLOCK_SIZE], token % BLOCK_SIZE, at % HEADS)];
+    }
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS) gather_kv(
     const Element* __restrict__ k_cache, const Element* __restrict__ v_cache,
     const int* __restrict__ block_table,   // [num_seqs, max_blocks]
@@ -237,13 +364,18 @@ extern "C" __global__ void __launch_bounds__(THREADS) gather_kv(
     Element* __restrict__ k_out,           // [num_tokens, HEADS, PT_HEAD_DIM_K]
     Element* __restrict__ v_out,           // [num_tokens, HEADS, PT_HEAD_DIM_V]
     i64 k_block, i64 k_slot, i64 k_head, i64 k_outer, i64 v_block, i64 v_slot, i64 v_head, i64 v_outer, i64 table_seq,
-    i64 num_seqs, i64 chunks) {
+    i64 num_seqs, i64 chunks, const float* k_scale, const float* v_scale, float* k_scale_out, float* v_scale_out,
+    i64 k_scale_block, i64 k_scale_head, i64 v_scale_block, i64 v_scale_head) {
     const unsigned seq = blockIdx.x / unsigned(chunks), chunk = blockIdx.x % unsigned(chunks);
     if (seq >= num_seqs) return;
     const int first = int(chunk) * PT_ROWS, count = min(context_lens[seq] - first, PT_ROWS);
     if (count <= 0) return;
     const int* table = block_table + seq * table_seq;
     const i64 row = i64(out_start[seq]) + first;
+    if (PT_TOKEN_SCALES) {
+        if (blockIdx.y == 0) gather_scales(k_scale, Scales{k_scale_block, k_scale_head}, table, first, count, k_scale_out + row * HEADS);
+        else gather_scales(v_scale, Scales{v_scale_block, v_scale_head}, table, first, count, v_scale_out + row * HEADS);
+    }
     if (blockIdx.y == 0)
         gather<PT_HEAD_DIM_K, PT_VECTOR_K, PT_PACK_K>(
             k_cache, Pool{k_block, k_slot, k_head, k_outer}, table, first, count, k_out + row * (HEADS * PT_HEAD_DIM_K));

@@ -9,7 +9,8 @@
 //   PT_Q_DTYPE, PT_KV_DTYPE        0 fp32, 1 bf16, 2 fp16; KV also 3 e4m3, 4 int8
 //   PT_CHUNK_K, PT_CHUNK_V         adjacent elements that a lane loads at once
 //   PT_WINDOW                      keys that a query sees, 0 for all
-//   PT_HAS_CAP, PT_HAS_SINKS, PT_HAS_ALIBI, PT_HAS_SCALES, PT_SCALE_STRIDE
+//   PT_HAS_CAP, PT_HAS_SINKS, PT_HAS_ALIBI
+//   PT_HAS_SCALES, PT_SCALE_STRIDE of the pool or of each head; PT_TOKEN_SCALES: of each token and head
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_fp8.h>
@@ -48,7 +49,8 @@ extern "C" __global__ void __launch_bounds__(32 * PT_WARPS) attention_paged(
     const float* __restrict__ k_scale, const float* __restrict__ v_scale, float* __restrict__ lse,
     long long q_token, long long q_head, long long k_block, long long k_slot, long long k_head, long long k_outer,
     long long pack, long long v_block, long long v_slot, long long v_head, long long v_dim, long long out_token,
-    long long out_head, long long lse_token, long long table_seq, long long num_seqs, float scale, float soft_cap) {
+    long long out_head, long long lse_token, long long table_seq, long long num_seqs, float scale, float soft_cap,
+    long long k_scale_block, long long k_scale_head, long long v_scale_block, long long v_scale_head) {
     __shared__ float warp_top[PT_WARPS], warp_total[PT_WARPS], warp_acc[PT_WARPS][DV];
     const int token = blockIdx.x, head = blockIdx.y, kv_head = head / PT_GROUP;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -98,12 +100,14 @@ extern "C" __global__ void __launch_bounds__(32 * PT_WARPS) attention_paged(
 #pragma unroll
             for (int step = 16; step > 0; step /= 2) score += __shfl_xor_sync(0xffffffffu, score, step);
             score *= score_scale;
+            if (PT_TOKEN_SCALES) score *= k_scale[block * k_scale_block + kv_head * k_scale_head + slot];
             if (PT_HAS_CAP) score = soft_cap * tanhf(score / soft_cap);
             if (PT_HAS_ALIBI) score += slope * float(t - position);
             score *= LOG2E;
             const float new_top = fmaxf(top, score), shrink = exp2f(top - new_top), p = exp2f(score - new_top);
             top = new_top;
             total = total * shrink + p;
+            const float weight = PT_TOKEN_SCALES ? p * v_scale[block * v_scale_block + kv_head * v_scale_head + slot] : p;
             const KV* v_row = v_cache + block * v_block + slot * v_slot + kv_head * v_head;
 #pragma unroll
             for (int s = 0; s < STEPS_V; ++s) {
@@ -112,7 +116,7 @@ extern "C" __global__ void __launch_bounds__(32 * PT_WARPS) attention_paged(
                 if (d >= DV) continue;
                 load<CV>(v_row + d * v_dim, value);
 #pragma unroll
-                for (int k = 0; k < CV; ++k) acc[s][k] = acc[s][k] * shrink + p * value[k];
+                for (int k = 0; k < CV; ++k) acc[s][k] = acc[s][k] * shrink + weight * value[k];
             }
         }
     }

@@ -13,12 +13,14 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) attention_split(
     const int* query_start_loc, const float* sinks, const float* alibi_slopes, const float* k_scale, const float* v_scale,
     float* lse, float* partial_out, float* partial_lse, int* arrivals, i64 q_token, i64 q_head, i64 k_block, i64 k_slot,
     i64 k_head, i64 v_block, i64 v_slot, i64 v_head, i64 out_token, i64 out_head, i64 lse_token, i64 table_seq, i64 num_seqs,
-    i64 num_kv_heads, i64 num_chunks, i64 num_splits, i64 split_tokens, i64 num_partials, float scale, float soft_cap) {
+    i64 num_kv_heads, i64 num_chunks, i64 num_splits, i64 split_tokens, i64 num_partials, float scale, float soft_cap,
+    i64 k_scale_block, i64 k_scale_head, i64 v_scale_block, i64 v_scale_head) {
     extern __shared__ __align__(128) u8 shared[];
     const Params p{out, q, k_cache, v_cache, block_table, context_lens, query_start_loc, sinks, alibi_slopes, k_scale,
                    v_scale, lse, partial_out, partial_lse, arrivals, q_token, q_head, k_block, k_slot, k_head, v_block,
                    v_slot, v_head, out_token, out_head, lse_token, table_seq, num_seqs, num_kv_heads, num_chunks,
-                   num_splits, split_tokens, num_partials, scale, soft_cap};
+                   num_splits, split_tokens, num_partials, scale, soft_cap, k_scale_block, k_scale_head, v_scale_block,
+                   v_scale_head};
     if (PT_MERGE == 3) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
     const Work work(p);
     if (work.seq >= num_seqs) return;
@@ -36,6 +38,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) attention_split(
     const Scores scores(p, work, rows, shared, lane);
     const TileReaders readers(lane);
     OnlineSoftmax<MT, NT> softmax;
+    ValueScales value_scales;
     float acc[VT][NT][4] = {};
     int stage = 0, free_stage = STAGES - 1;
     for (int tile = 0; tile < stream.num_tiles(); ++tile) {
@@ -43,15 +46,18 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) attention_split(
         const u32 at = stream.stages + stage * STAGE_BYTES;
         float s[MT][NT][4] = {};
         multiply_keys(s, query, at, readers, lane);
+        if (PT_TOKEN_SCALES) scale_scores(s, shared + (warp * STAGES + stage) * STAGE_BYTES, lane);
         scores.finish(s, rows, stream.first_token(tile), share.end, lane);
         softmax.update(s, scores.scale, acc);
+        if (PT_TOKEN_SCALES) value_scales.apply(s, acc, shared + (warp * STAGES + stage) * STAGE_BYTES, lane);
         multiply_weights(acc, s, at + V_START, readers);
         free_stage = stage;
         stage = stage + 1 == STAGES ? 0 : stage + 1;
     }
     copies_wait<0>();
     const bool whole = PT_MERGE == 0 || share.live == 1;
-    write_result(p, work, rows, whole, acc, softmax, shared, warp, lane);
+    const float unit = PT_TOKEN_SCALES ? value_scales.unit : 1.0f;
+    write_result(p, work, rows, whole, acc, softmax, unit, shared, warp, lane);
     if (PT_MERGE != 2 || whole || !arrive_last(p, share.live, shared)) return;
     merge_rows<DV, Q>(
         partial_out, partial_lse, rows.count, int(num_partials), share.live, reinterpret_cast<float*>(shared),

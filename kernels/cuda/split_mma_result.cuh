@@ -65,10 +65,11 @@ struct Scores {
     }
 };
 
-// Adds up the warps' outputs and writes the block's result: to the output if no other split is live, else to the partials.
+// Adds up the warps' outputs, each relative to the warp's `unit`, and writes the block's result: to the output if no other
+// split is live, else to the partials.
 __device__ __forceinline__ void write_result(
     const Params& p, const Work& w, const Rows& rows, bool whole, float (&out)[VT][NT][4], OnlineSoftmax<MT, NT>& softmax,
-    u8* shared, int warp, int lane) {
+    float unit, u8* shared, int warp, int lane) {
     float* outputs = reinterpret_cast<float*>(shared);
     float *tops = reinterpret_cast<float*>(shared + STATS), *totals = tops + WARPS * ROWS, *scales = totals + WARPS * ROWS;
     softmax.reduce_totals();
@@ -91,7 +92,7 @@ __device__ __forceinline__ void write_result(
             float top = LOWEST;
 #pragma unroll
             for (int other = 0; other < WARPS; ++other) top = fmaxf(top, tops[other * ROWS + row]);
-            const float factor = exp2_fast(softmax.top[n][e] - top);
+            const float factor = exp2_fast(softmax.top[n][e] - top) * unit;
             constexpr int STEP = KV_BYTES == 1 ? 2 : 1, HALF = KV_BYTES == 1 ? 1 : 8;  // see load_operands
             float* to = outputs + (warp * ROWS + row) * OUT_PITCH + lane / 4 * STEP;
 #pragma unroll

@@ -8,7 +8,8 @@
 //   PT_WARPS, PT_WARP_TOKENS, PT_STAGES
 //   PT_Q_DTYPE, PT_KV_DTYPE        codes of types.cuh
 //   PT_WINDOW                      keys that a query sees, 0 for all
-//   PT_HAS_CAP, PT_HAS_SINKS, PT_HAS_ALIBI, PT_HAS_SCALES, PT_SCALE_STRIDE
+//   PT_HAS_CAP, PT_HAS_SINKS, PT_HAS_ALIBI
+//   PT_HAS_SCALES, PT_SCALE_STRIDE of the pool or of each head; PT_TOKEN_SCALES: of each token and head
 //   PT_MERGE                       0 one split; 1 a second kernel merges; 2 the last block of a row merges; 3 a second
 //                                  kernel merges that is launched while this one runs
 //   PT_SHARED_BYTES                dynamic shared memory that the host asks for
@@ -32,7 +33,9 @@ constexpr bool SCALED_QUERY = MMA_DTYPE != PT_Q_DTYPE;
 constexpr int K_CHUNKS = 16 * KS * KV_BYTES / 16, V_CHUNKS = 16 * VT * KV_BYTES / 16;
 using KTile = Tile<K_CHUNKS>;
 using VTile = Tile<V_CHUNKS>;
-constexpr int V_START = WARP_TOKENS * KTile::PITCH, STAGE_BYTES = V_START + WARP_TOKENS * VTile::PITCH;
+// A stage: keys, values, and of each token the scales of both where it has them.
+constexpr int V_START = WARP_TOKENS * KTile::PITCH, K_SCALES = V_START + WARP_TOKENS * VTile::PITCH;
+constexpr int V_SCALES = K_SCALES + 4 * WARP_TOKENS, STAGE_BYTES = K_SCALES + (PT_TOKEN_SCALES ? 8 * WARP_TOKENS : 0);
 constexpr bool QUERY_IN_REGISTERS = KS * NT <= 16;
 using QTile = Tile<2 * KS>;
 

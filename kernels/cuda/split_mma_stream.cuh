@@ -1,6 +1,6 @@
 // A warp's pipeline of asynchronous copies from the paged pool into shared memory.
 #pragma once
-#include "split_mma_shape.cuh"
+#include "split_mma_scales.cuh"
 
 // One warp's stream of tiles from the pool into its ring of stages. A lane knows the table entry of the token of its
 // own number a tile before it is needed, and turns it into the token's place in the pool, which all lanes then read.
@@ -12,6 +12,7 @@ struct Stream {
     u32 stages;
     int begin, end, lane;
     u32 entry;
+    TokenScales scales;
     RowCopier<K_CHUNKS, DK * KV_BYTES / 16> k_copier;
     RowCopier<V_CHUNKS, DV * KV_BYTES / 16> v_copier;
 
@@ -22,7 +23,7 @@ struct Stream {
           k_slot(p.k_slot * KV_BYTES), v_block(p.v_block * KV_BYTES), v_slot(p.v_slot * KV_BYTES),
           ring(reinterpret_cast<longlong2*>(shared + RING) + warp * 2 * WARP_TOKENS),
           stages(shared_address(shared) + warp * STAGES * STAGE_BYTES), begin(share.begin + warp * WARP_TOKENS),
-          end(share.end), lane(lane), entry(0), k_copier(lane), v_copier(lane) {}
+          end(share.end), lane(lane), entry(0), scales(p, w), k_copier(lane), v_copier(lane) {}
 
     __device__ __forceinline__ int first_token(int tile) const { return begin + tile * TILE; }
     __device__ __forceinline__ int num_tiles() const { return end > begin ? (end - begin + TILE - 1) / TILE : 0; }
@@ -31,8 +32,9 @@ struct Stream {
     __device__ __forceinline__ u32 token(int tile) const { return u32(min(first_token(tile) + lane, end - 1)); }
     __device__ __forceinline__ u32 read_entry(int tile) const { return u32(table[token(tile) / PT_BLOCK_SIZE]); }
     // Places of the tile's tokens, from the entries that the lanes hold.
-    __device__ __forceinline__ void place(int tile, u32 block) const {
+    __device__ __forceinline__ void place(int tile, u32 block) {
         const u32 slot = token(tile) % PT_BLOCK_SIZE;
+        if (PT_TOKEN_SCALES) scales.place(block, slot);
         if (WARP_TOKENS == 32 || lane < WARP_TOKENS)
             ring[tile % 2 * WARP_TOKENS + lane] = {i64(block * k_block + slot * k_slot), i64(block * v_block + slot * v_slot)};
     }
@@ -46,6 +48,7 @@ struct Stream {
             k_copier.copy(to, step, k_base + at.x, 4 * step < live, lane);
             v_copier.copy(to + V_START, step, v_base + at.y, 4 * step < live, lane);
         }
+        if (PT_TOKEN_SCALES) scales.copy(to, first_token(tile) + lane < end, lane);
     }
     // The table entries that `start` needs; what is loaded between the two calls arrives in the same time.
     __device__ __forceinline__ void request(u32 (&entries)[STAGES]) {

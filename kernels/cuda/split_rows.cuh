@@ -16,6 +16,7 @@ struct Params {
     i64 q_token, q_head, k_block, k_slot, k_head, v_block, v_slot, v_head, out_token, out_head, lse_token, table_seq;
     i64 num_seqs, num_kv_heads, num_chunks, num_splits, split_tokens, num_partials;
     float scale, soft_cap;
+    i64 k_scale_block, k_scale_head, v_scale_block, v_scale_head;  // of the scales of tokens
 };
 
 // What a block works on: the rows from `chunk` * ROWS on of (query token, query head of the group) of one sequence.

@@ -12,12 +12,14 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) attention_split(
     const int* query_start_loc, const float* sinks, const float* alibi_slopes, const float* k_scale, const float* v_scale,
     float* lse, float* partial_out, float* partial_lse, int* arrivals, i64 q_token, i64 q_head, i64 k_block, i64 k_slot,
     i64 k_head, i64 v_block, i64 v_slot, i64 v_head, i64 out_token, i64 out_head, i64 lse_token, i64 table_seq, i64 num_seqs,
-    i64 num_kv_heads, i64 num_chunks, i64 num_splits, i64 split_tokens, i64 num_partials, float scale, float soft_cap) {
+    i64 num_kv_heads, i64 num_chunks, i64 num_splits, i64 split_tokens, i64 num_partials, float scale, float soft_cap,
+    i64 k_scale_block, i64 k_scale_head, i64 v_scale_block, i64 v_scale_head) {
     __shared__ Shared shared;
     const Params p{out, q, k_cache, v_cache, block_table, context_lens, query_start_loc, sinks, alibi_slopes, k_scale,
                    v_scale, lse, partial_out, partial_lse, arrivals, q_token, q_head, k_block, k_slot, k_head, v_block,
                    v_slot, v_head, out_token, out_head, lse_token, table_seq, num_seqs, num_kv_heads, num_chunks,
-                   num_splits, split_tokens, num_partials, scale, soft_cap};
+                   num_splits, split_tokens, num_partials, scale, soft_cap, k_scale_block, k_scale_head, v_scale_block,
+                   v_scale_head};
     if (PT_MERGE == 3) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
     const Work work(p);
     if (work.seq >= num_seqs) return;
@@ -30,22 +32,30 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) attention_split(
     Stream stream(p, work, share, warp, lane);
     RowsOf<SK, K_PIECES> keys;
     RowsOf<SV, V_PIECES> values;
+    float k_scales[VALUES], v_scales[VALUES];
+    const float *own_k_scale = k_scale + work.kv_head * k_scale_head, *own_v_scale = v_scale + work.kv_head * v_scale_head;
     const bool some = stream.first_token(0) < stream.end && share.begin < share.end;
     if (some) {
         stream.look_up(0);
         stream.load_keys(keys, 0);
         stream.load_values(values, 0);
+        if (PT_TOKEN_SCALES) stream.load_scales(k_scales, own_k_scale, k_scale_block, 0);
+        if (PT_TOKEN_SCALES) stream.load_scales(v_scales, own_v_scale, v_scale_block, 0);
         stream.look_up(1);
     }
     State state(p, work, rows, lane);
     for (int tile = 0; some && stream.first_token(tile) < stream.end; ++tile) {
         float s[ROWS][KEYS];
         state.multiply_keys(keys, s, lane);
+        if (PT_TOKEN_SCALES) multiply_by_scales(s, k_scales);
         stream.load_keys(keys, tile + 1);
+        if (PT_TOKEN_SCALES) stream.load_scales(k_scales, own_k_scale, k_scale_block, tile + 1);
         state.finish(s, rows, stream, tile);
         state.weigh(s);
+        if (PT_TOKEN_SCALES) multiply_by_scales(s, v_scales);
         state.multiply_values(values, s);
         stream.load_values(values, tile + 1);
+        if (PT_TOKEN_SCALES) stream.load_scales(v_scales, own_v_scale, v_scale_block, tile + 1);
         stream.look_up(tile + 2);
     }
     put_down(state, shared, warp, lane);

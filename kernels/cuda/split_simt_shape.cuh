@@ -8,7 +8,8 @@
 //   PT_WARPS, PT_LANES, PT_KEYS    warps of a block, lanes of a key, keys of a lane at once
 //   PT_Q_DTYPE, PT_KV_DTYPE        codes of types.cuh, and 0 for fp32
 //   PT_WINDOW                      keys that a query sees, 0 for all
-//   PT_HAS_CAP, PT_HAS_SINKS, PT_HAS_ALIBI, PT_HAS_SCALES, PT_SCALE_STRIDE
+//   PT_HAS_CAP, PT_HAS_SINKS, PT_HAS_ALIBI
+//   PT_HAS_SCALES, PT_SCALE_STRIDE of the pool or of each head; PT_TOKEN_SCALES: of each token and head
 //   PT_MERGE                       0 one split; 1 a second kernel merges; 2 the last block of a row merges; 3 a second
 //                                  kernel merges that is launched while this one runs
 #pragma once

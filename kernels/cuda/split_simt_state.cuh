@@ -53,6 +53,14 @@ template <int COUNT = KEYS, int BIT = LANES / 2> __device__ __forceinline__ void
     }
 }
 
+// The scores or weights that a lane has times the scales of their tokens.
+__device__ __forceinline__ void multiply_by_scales(float (&s)[ROWS][KEYS], const float (&scales)[VALUES]) {
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r)
+#pragma unroll
+        for (int i = 0; i < VALUES; ++i) s[r][i] *= scales[i];
+}
+
 // The query rows, the state of their softmax and their outputs, as far as one lane has them.
 struct State {
     float q[ROWS][SK][N], acc[ROWS][SV][N], top[ROWS], total[ROWS], slopes[PT_HAS_ALIBI ? ROWS : 1];

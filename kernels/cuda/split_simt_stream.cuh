@@ -59,6 +59,18 @@ struct Stream {
         if (inside(tile)) keys.template load<true>(k_base, blocks, k_block, k_slot, token(tile), begin, end, lane);
         else keys.template load<false>(k_base, blocks, k_block, k_slot, token(tile), begin, end, lane);
     }
+    // Of the keys of `tile` whose scores the lane ends up with; `blocks` are those of that tile. `from`: of the head.
+    __device__ __forceinline__ void load_scales(float (&scales)[VALUES], const float* from, i64 block_stride, int tile) const {
+#pragma unroll
+        for (int i = 0; i < VALUES; ++i) {
+            const int key = lane % LANES * KEYS / LANES + i, at = token(tile) + key;
+            u32 block = blocks[0];
+#pragma unroll
+            for (int run = 1; run < RUNS; ++run) block = key / RUN >= run ? blocks[run] : block;
+            const float* place = from + (i64(block) * block_stride + u32(at) % PT_BLOCK_SIZE);
+            scales[i] = at >= begin && at < end ? __ldg(place) : 0.0f;
+        }
+    }
     template <class Values> __device__ __forceinline__ void load_values(Values& values, int tile) const {
         if (inside(tile)) values.template load<true>(v_base, blocks, v_block, v_slot, token(tile), begin, end, lane);
         else values.template load<false>(v_base, blocks, v_block, v_slot, token(tile), begin, end, lane);

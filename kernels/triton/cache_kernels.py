@@ -60,13 +60,45 @@ def write_rows(
 
 
 @triton.jit
+def write_scaled_rows(
+    rows, row_token, row_head, cache, block_stride, slot_stride, head_stride, outer_stride, slots, scale, scale_block,
+    scale_head, first, num_tokens, HEADS: tl.constexpr, DIM: tl.constexpr, PACK: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, AT_ONCE: tl.constexpr,
+):  # fmt: skip
+    """The same, with a scale of its own for each row of a token and head: AT_ONCE rows of WIDTH, DIM of them live."""
+    LARGEST: tl.constexpr = 127.0 if cache.dtype.element_ty == tl.int8 else 448.0
+    SMALLEST_NORMAL: tl.constexpr = 2.0**-126
+    d = tl.arange(0, WIDTH)
+    for start in range(0, ROWS * HEADS, AT_ONCE):
+        row = start + tl.arange(0, AT_ONCE)
+        token = first + row // HEADS
+        head = row % HEADS
+        live = (row < ROWS * HEADS) & (token < num_tokens)
+        slot = tl.load(slots + token, mask=live, other=-1)
+        live &= slot >= 0
+        both = live[:, None] & (d < DIM)[None, :]
+        x = tl.load(rows + (token * row_token + head * row_head)[:, None] + d[None, :], mask=both, other=0.0)
+        x = x.to(tl.float32)
+        size = tl.abs(x)
+        most = tl.max(tl.where(size < float("inf"), size, 0.0), 1)  # no infinity, no NaN
+        own = tl.div_rn(most, tl.full([AT_ONCE], LARGEST, tl.float32))
+        own = tl.where(own < SMALLEST_NORMAL, 1.0, own)
+        block = slot // BLOCK_SIZE
+        tl.store(scale + (block * scale_block + head * scale_head + slot % BLOCK_SIZE), own, mask=live)
+        to = (block * block_stride + slot % BLOCK_SIZE * slot_stride + head * head_stride)[:, None]
+        to += (d // PACK * outer_stride + d % PACK)[None, :] if PACK < DIM else d[None, :]
+        x = tl.div_rn(x, tl.broadcast_to(own[:, None], x.shape))
+        tl.store(cache + to, stored(x, cache), mask=both)
+
+
+@triton.jit
 def kv_write(
     k,  # [num_tokens, HEADS, DIM_K]
     v,  # [num_tokens, HEADS, DIM_V]
     k_cache,
     v_cache,
     slot_mapping,  # int64 [num_tokens]
-    k_scale,  # fp32 [1] or [HEADS], or null
+    k_scale,  # fp32 [1] or [HEADS] or [num_blocks, HEADS, BLOCK_SIZE], or null
     v_scale,
     k_token,
     k_row,
@@ -81,6 +113,10 @@ def kv_write(
     v_head,
     v_outer,
     num_tokens,
+    scale_k_block,
+    scale_k_head,
+    scale_v_block,
+    scale_v_head,
     HEADS: tl.constexpr,
     DIM_K: tl.constexpr,
     DIM_V: tl.constexpr,
@@ -91,10 +127,22 @@ def kv_write(
     BLOCK: tl.constexpr,
     HAS_SCALES: tl.constexpr,
     SCALE_STRIDE: tl.constexpr,
+    TOKEN_SCALES: tl.constexpr,
+    WIDTH_K: tl.constexpr,  # powers of two
+    WIDTH_V: tl.constexpr,
 ):
     """One program stores ROWS tokens of K or of V; a token with a negative slot is not even read."""
     first = tl.program_id(0).to(tl.int64) * ROWS
-    if tl.program_id(1) == 0:
+    if TOKEN_SCALES:
+        if tl.program_id(1) == 0:
+            write_scaled_rows(k, k_token, k_row, k_cache, k_block, k_slot, k_head, k_outer, slot_mapping, k_scale,
+                              scale_k_block, scale_k_head, first, num_tokens, HEADS, DIM_K, PACK_K, BLOCK_SIZE, ROWS,
+                              WIDTH_K, BLOCK // WIDTH_K if BLOCK > WIDTH_K else 1)  # fmt: skip
+        else:
+            write_scaled_rows(v, v_token, v_row, v_cache, v_block, v_slot, v_head, v_outer, slot_mapping, v_scale,
+                              scale_v_block, scale_v_head, first, num_tokens, HEADS, DIM_V, PACK_V, BLOCK_SIZE, ROWS,
+                              WIDTH_V, BLOCK // WIDTH_V if BLOCK > WIDTH_V else 1)  # fmt: skip
+    elif tl.program_id(1) == 0:
         write_rows(k, k_token, k_row, k_cache, k_block, k_slot, k_head, k_outer, slot_mapping, k_scale, first,
                    num_tokens, HEADS, DIM_K, PACK_K, BLOCK_SIZE, ROWS, BLOCK, HAS_SCALES, SCALE_STRIDE)  # fmt: skip
     else:
@@ -114,10 +162,23 @@ def copy_chunk(pool, block_stride, a_stride, b_stride, c_stride, source, destina
 
 
 @triton.jit
+def copy_scales(scale, block_stride, head_stride, source, destination, HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+                BLOCK: tl.constexpr):  # fmt: skip
+    for start in range(0, HEADS * BLOCK_SIZE, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        place = at // BLOCK_SIZE * head_stride + at % BLOCK_SIZE
+        live = at < HEADS * BLOCK_SIZE
+        values = tl.load(scale + source * block_stride + place, mask=live)
+        tl.store(scale + destination * block_stride + place, values, mask=live)
+
+
+@triton.jit
 def copy_blocks(
     k_cache,
     v_cache,
     block_pairs,  # int64 [num_pairs, 2]: source, destination
+    k_scale,  # fp32 [num_blocks, HEADS, BLOCK_SIZE], or null
+    v_scale,
     k_block,
     k_a,
     k_b,
@@ -127,6 +188,10 @@ def copy_blocks(
     v_b,
     v_c,
     num_pairs,
+    scale_k_block,
+    scale_k_head,
+    scale_v_block,
+    scale_v_head,
     K_A: tl.constexpr,  # a K block is K_A x K_B x K_C runs of K_L adjacent elements
     K_B: tl.constexpr,
     K_C: tl.constexpr,
@@ -137,6 +202,9 @@ def copy_blocks(
     V_L: tl.constexpr,
     K_CHUNKS: tl.constexpr,
     BLOCK: tl.constexpr,
+    TOKEN_SCALES: tl.constexpr,
+    HEADS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
 ):
     """One program copies BLOCK elements of one K or V block; a pair with a negative block is skipped."""
     pair = tl.program_id(0).to(tl.int64)
@@ -147,7 +215,10 @@ def copy_blocks(
     if (source < 0) | (destination < 0) | (source == destination):
         return
     chunk = tl.program_id(1)
-    if chunk < K_CHUNKS:
+    if TOKEN_SCALES and chunk == tl.num_programs(1) - 1:  # those of both are few
+        copy_scales(k_scale, scale_k_block, scale_k_head, source, destination, HEADS, BLOCK_SIZE, BLOCK)
+        copy_scales(v_scale, scale_v_block, scale_v_head, source, destination, HEADS, BLOCK_SIZE, BLOCK)
+    elif chunk < K_CHUNKS:
         copy_chunk(k_cache, k_block, k_a, k_b, k_c, source, destination, chunk, K_A, K_B, K_C, K_L, BLOCK)
     else:
         copy_chunk(v_cache, v_block, v_a, v_b, v_c, source, destination, chunk - K_CHUNKS, V_A, V_B, V_C, V_L, BLOCK)
@@ -175,6 +246,18 @@ def gather_rows(
 
 
 @triton.jit
+def gather_scales(scale, block_stride, head_stride, table, first, count, out, out_row, HEADS: tl.constexpr,
+                  BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    for start in range(0, ROWS * HEADS, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        token = first + at // HEADS
+        live = at < count * HEADS
+        block = tl.load(table + token // BLOCK_SIZE, mask=live, other=0).to(tl.int64)
+        place = block * block_stride + at % HEADS * head_stride + token % BLOCK_SIZE
+        tl.store(out + out_row * HEADS + at, tl.load(scale + place, mask=live), mask=live)
+
+
+@triton.jit
 def gather_kv(
     k_cache,
     v_cache,
@@ -183,6 +266,10 @@ def gather_kv(
     out_start,  # int32 [num_seqs + 1]
     k_out,  # [num_tokens, HEADS, DIM_K]
     v_out,  # [num_tokens, HEADS, DIM_V]
+    k_scale,  # fp32 [num_blocks, HEADS, BLOCK_SIZE], or null
+    v_scale,
+    k_scale_out,  # fp32 [num_tokens, HEADS], or null
+    v_scale_out,
     k_block,
     k_slot,
     k_head,
@@ -194,6 +281,10 @@ def gather_kv(
     table_seq,
     num_seqs,
     chunks,  # programs of a sequence
+    scale_k_block,
+    scale_k_head,
+    scale_v_block,
+    scale_v_head,
     HEADS: tl.constexpr,
     DIM_K: tl.constexpr,
     DIM_V: tl.constexpr,
@@ -202,6 +293,7 @@ def gather_kv(
     BLOCK_SIZE: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
+    TOKEN_SCALES: tl.constexpr,
 ):
     """One program gathers ROWS tokens of K or of V of one sequence."""
     seq = tl.program_id(0) // chunks
@@ -213,6 +305,13 @@ def gather_kv(
         return
     table = block_table + seq * table_seq
     row = tl.load(out_start + seq).to(tl.int64) + first
+    if TOKEN_SCALES:
+        if tl.program_id(1) == 0:
+            gather_scales(k_scale, scale_k_block, scale_k_head, table, first, count, k_scale_out, row, HEADS,
+                          BLOCK_SIZE, ROWS, BLOCK)  # fmt: skip
+        else:
+            gather_scales(v_scale, scale_v_block, scale_v_head, table, first, count, v_scale_out, row, HEADS,
+                          BLOCK_SIZE, ROWS, BLOCK)  # fmt: skip
     if tl.program_id(1) == 0:
         gather_rows(k_cache, k_block, k_slot, k_head, k_outer, table, first, count, k_out, row, HEADS, DIM_K, PACK_K,
                     BLOCK_SIZE, ROWS, BLOCK)  # fmt: skip

@@ -31,6 +31,13 @@ def find_sequence(query_start_loc, token, num_seqs):
 
 
 @triton.jit
+def power_of_two(x):
+    """The largest power of two up to `x`, between 2^-126 and 2^126: those whose reciprocals are normal numbers."""
+    exponent = tl.minimum(tl.maximum(x.to(tl.int32, bitcast=True) >> 23, 1), 253)
+    return (exponent << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def attention_split(
     q,  # [num_tokens, num_q_heads, DIM_K]
     k_cache,
@@ -40,7 +47,7 @@ def attention_split(
     query_start_loc,  # int32 [num_seqs + 1]
     sinks,  # fp32 [num_q_heads] or null
     alibi_slopes,  # fp32 [num_q_heads] or null
-    k_scale,  # fp32 [1] or [num_kv_heads], or null
+    k_scale,  # fp32 [1] or [num_kv_heads] or [num_blocks, num_kv_heads, BLOCK_SIZE], or null
     v_scale,
     out,  # [num_tokens, num_q_heads, DIM_V]
     lse,  # fp32 [num_tokens, num_q_heads] or null
@@ -62,6 +69,10 @@ def attention_split(
     table_seq,
     num_seqs,
     num_splits,
+    scale_k_block,
+    scale_k_head,
+    scale_v_block,
+    scale_v_head,
     scale,
     soft_cap,
     GROUP: tl.constexpr,
@@ -82,6 +93,7 @@ def attention_split(
     HAS_ALIBI: tl.constexpr,
     HAS_SCALES: tl.constexpr,
     SCALE_STRIDE: tl.constexpr,
+    TOKEN_SCALES: tl.constexpr,  # whether each token and head has scales of its own
     DOT_FP32: tl.constexpr,  # whether the factors of both products are fp32, not of the query's dtype
 ):
     DOT_TYPE: tl.constexpr = tl.float32 if DOT_FP32 else q.dtype.element_ty
@@ -136,6 +148,9 @@ def attention_split(
     total = tl.zeros([BLOCK_H], tl.float32)
     acc = tl.zeros([BLOCK_H, BLOCK_DV], tl.float32)
     table = block_table + seq * table_seq
+    # Values' scales are relative to a power of two about the largest so far: weights stay in the range of their type,
+    # and are rounded to it as without.
+    unit = 0.0
     for start in range(begin, end, TILE_TOKENS):
         tokens = start + tl.arange(0, TILE_TOKENS)
         seen = tokens < end
@@ -145,6 +160,9 @@ def attention_split(
         k_at = k_base + k_rows[None, :] + k_cols[:, None]
         k_tile = tl.load(k_at, mask=seen[None, :] & (cols_k < DIM_K)[:, None], other=0.0).to(DOT_TYPE)
         scores = tl.dot(q_tile, k_tile, input_precision=DOT_PRECISION) * score_scale
+        if TOKEN_SCALES:
+            k_scales = tl.load(k_scale + (block * scale_k_block + kv_head * scale_k_head + slot), mask=seen, other=0.0)
+            scores *= k_scales[None, :]
         if HAS_CAP:
             # Not made of exp alone: that loses the digits of small scores, and a large cap makes the loss visible.
             cap = soft_cap * LOG2E
@@ -157,12 +175,21 @@ def attention_split(
         p = tl.exp2(scores - safe_top[:, None])
         shrink = tl.exp2(top - safe_top)
         total = total * shrink + tl.sum(p, 1)
+        if TOKEN_SCALES:
+            v_scales = tl.load(v_scale + (block * scale_v_block + kv_head * scale_v_head + slot), mask=seen, other=0.0)
+            raised = tl.maximum(unit, power_of_two(tl.max(tl.abs(v_scales), 0)))
+            inverse = 1.0 / raised
+            p *= (v_scales * inverse)[None, :]
+            shrink *= unit * inverse
+            unit = raised
         v_rows = block * v_block + slot * v_slot
         v_at = v_base + v_rows[:, None] + v_cols[None, :]
         v_tile = tl.load(v_at, mask=seen[:, None] & (cols_v < DIM_V)[None, :], other=0.0).to(DOT_TYPE)
         acc = tl.dot(p.to(DOT_TYPE), v_tile, acc * shrink[:, None], input_precision=DOT_PRECISION)
         top = new_top
 
+    if TOKEN_SCALES:
+        out_scale = unit
     live_out = live_rows[:, None] & (cols_v < DIM_V)[None, :]
     if SPLIT:
         safe_total = tl.where(total > 0.0, total, 1.0)

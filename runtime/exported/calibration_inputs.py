@@ -51,7 +51,7 @@ class Inputs:
         q = torch.randn((workload.num_tokens, heads, problem.head_dim), generator=generator).to(dtype)
         shared = {
             **pools,
-            **_constants(problem, pool_format, generator),
+            **_constants(problem, pool_format, each * num_sets, generator),
             "q": q,
             "context_lens": torch.tensor(workload.context_lens, dtype=torch.int32),
             "query_start_loc": torch.from_numpy(starts.astype(np.int32)),
@@ -103,13 +103,15 @@ def _random_pool(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Ge
     return pool
 
 
-def _constants(problem: Problem, pool_format: PoolFormat, generator: torch.Generator) -> dict[str, torch.Tensor]:
+def _constants(
+    problem: Problem, pool_format: PoolFormat, num_blocks: int, generator: torch.Generator
+) -> dict[str, torch.Tensor]:
     tensors: dict[str, torch.Tensor] = {}
     if problem.sinks:
         tensors["sinks"] = torch.randn(problem.num_q_heads, generator=generator)
     if problem.alibi:
         tensors["alibi_slopes"] = torch.rand(problem.num_q_heads, generator=generator) / 8
-    scales = pool_format.scale_shape(problem)
+    scales = pool_format.scale_shape(num_blocks, problem)
     if scales is not None:
         tensors |= {"k_scale": torch.full(scales, 0.5), "v_scale": torch.full(scales, 2.0)}
     return tensors

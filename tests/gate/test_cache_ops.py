@@ -196,6 +196,61 @@ def test_expected_write_saturates_8_bit_pools(kv_dtype: DType, given: list[float
     assert after["v_cache"].float().flatten().tolist() == [-x for x in stored]
 
 
+@pytest.mark.parametrize(
+    ("kv_dtype", "given", "scale", "stored"),
+    [
+        # 254 / 127 and 896 / 448 are 2; halves of odd numbers are ties.
+        (DType.INT8, [254, 1, 3, -5], 2.0, [127, 0, 2, -2]),
+        (DType.FP8_E4M3, [-896, 2, 34, 1], 2.0, [-448, 1, 16, 0.5]),  # 17 lies midway between 16 and 18
+        (DType.INT8, [0, 0, -0.0, 0], 1.0, [0, 0, 0, 0]),
+        # 1e-36 / 127 is below 2^-126.
+        (DType.INT8, [1e-36, 0, 0, 0], 1.0, [0, 0, 0, 0]),
+        # Infinities and NaNs have no say in the scale; an infinity is the largest number, a NaN of int8 is 0.
+        (DType.INT8, [torch.inf, -127, torch.nan, -torch.inf], 1.0, [127, -127, 0, -127]),
+        (DType.FP8_E4M3, [torch.inf, 896, 4, -torch.inf], 2.0, [448, 448, 2, -448]),
+        (DType.INT8, [torch.inf, torch.nan, 0, 0], 1.0, [127, 0, 0, 0]),
+    ],
+)
+def test_expected_write_works_out_scales_of_tokens(
+    kv_dtype: DType, given: list[float], scale: float, stored: list[float]
+) -> None:
+    case = make_case((1,), op=Op.KV_WRITE, heads=(2, 2, 4, 4), q_dtype=DType.FP32, kv_dtype=kv_dtype, block_size=2,
+                     scale_kind=ScaleKind.PER_TOKEN_HEAD)  # fmt: skip
+    rows = torch.tensor([given, [64.0 * x for x in given]]).view(1, 2, 4)  # of two heads
+    pools = {name: torch.zeros(2, 2, 2, 4).to(kv_dtype.torch) for name in ("k_cache", "v_cache")}
+    scales = {name: torch.full((2, 2, 2), 99.0) for name in ("k_scale", "v_scale")}
+    after = run_expected(case, {**pools, **scales, "k": rows, "v": -rows, "slot_mapping": torch.tensor([3])})
+    assert after["k_cache"][1, 1, 0].float().tolist() == stored
+    assert after["v_cache"][1, 1, 0].float().tolist() == [-x for x in stored]
+    if max(map(abs, given)) == 0 or scale != 1.0:
+        assert after["k_cache"][1, 1, 1].float().tolist() == stored
+        wanted = torch.tensor([[[99.0, 99.0]] * 2, [[99.0, scale], [99.0, 64 * scale if scale != 1.0 else 1.0]]])
+        assert torch.equal(after["k_scale"], wanted)
+        assert torch.equal(after["v_scale"], wanted)
+    assert after["k_scale"][1, 0, 1] == scale
+
+
+def test_expected_copies_and_gathers_take_the_scales_of_tokens_along() -> None:
+    copy, gather = (
+        make_case(
+            (3,), op=op, heads=(2, 2, 4, 4), kv_dtype=DType.INT8, block_size=2, scale_kind=ScaleKind.PER_TOKEN_HEAD
+        )
+        for op in (Op.COPY_BLOCKS, Op.GATHER_KV)
+    )
+    pools = {name: torch.zeros(3, 2, 2, 4, dtype=torch.int8) for name in ("k_cache", "v_cache")}
+    scales = {"k_scale": torch.arange(12.0).view(3, 2, 2), "v_scale": -torch.arange(12.0).view(3, 2, 2)}
+    after = run_expected(copy, {**pools, **scales, "block_pairs": torch.tensor([[2, 0], [-1, 1]])})
+    assert after["k_scale"].flatten().tolist() == [8, 9, 10, 11, 4, 5, 6, 7, 8, 9, 10, 11]
+    assert torch.equal(after["v_scale"], -after["k_scale"])
+    outs = {name: torch.zeros(5, 2, 4, dtype=torch.int8) for name in ("k_out", "v_out")}
+    scale_outs = {name: torch.full((5, 2), 99.0) for name in ("k_scale_out", "v_scale_out")}
+    table = {"block_table": torch.tensor([[2, 0]], dtype=torch.int32), "out_start": torch.tensor([1, 4])}
+    after = run_expected(gather, {**pools, **scales, **outs, **scale_outs, **table, "context_lens": torch.tensor([3])})
+    # Of each token the scale of head 0, then that of head 1: a block's scales are [head, slot].
+    assert after["k_scale_out"].tolist() == [[99, 99], [8, 10], [9, 11], [0, 2], [99, 99]]
+    assert after["v_scale_out"].tolist() == [[99, 99], [-8, -10], [-9, -11], [0, -2], [99, 99]]
+
+
 def test_e4m3_codes_are_those_of_torch_inside_the_range() -> None:
     """All finite bf16 numbers up to 448: torch rounds to nearest even there, and does not saturate beyond."""
     numbers = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).float()
@@ -203,4 +258,4 @@ def test_e4m3_codes_are_those_of_torch_inside_the_range() -> None:
     assert len(numbers) > 30_000
     wanted = numbers.to(torch.float8_e4m3fn).view(torch.uint8).numpy()
     assert (e4m3_bits(numbers.numpy()) == wanted).all()
-    assert e4m3_bits(torch.tensor([torch.nan]).numpy()).tolist() == [0x7F]
+    assert e4m3_bits(torch.tensor([torch.nan, -torch.nan]).numpy()).tolist() == [0x7F, 0x7F]

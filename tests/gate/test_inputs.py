@@ -10,8 +10,9 @@ from pagedtune.harness.case import Case, Family, Hazard
 from pagedtune.harness.inputs import INT_MAX, AttentionInputs, Inputs
 from pagedtune.harness.memory import HIGH_ELEMENTS, Poison, bits, poison_bits, same_bits
 from pagedtune.harness.placement import place
+from pagedtune.kernels.dtypes import DType
 from pagedtune.kernels.launch import LaunchPlan
-from pagedtune.kernels.pool_format import Layout
+from pagedtune.kernels.pool_format import Layout, ScaleKind
 from pagedtune.kernels.slots import attention_slots
 
 from .toy import make_case
@@ -36,6 +37,26 @@ def test_every_slot_that_is_not_live_is_poisoned(layout: Layout, poison: Poison)
         # 50 live tokens x 2 KV heads x 64; a normal number never equals the poison.
         assert pool.numel() - poisoned == 50 * 2 * 64
         assert poisoned > 0
+
+
+@pytest.mark.parametrize("poison", Poison)
+@pytest.mark.parametrize("hazards", [(), (Hazard.STRIDED_POOL, Hazard.OFFSET_BASE), (Hazard.HIGH_POOL,)])
+def test_scales_of_dead_slots_are_poisoned(hazards: tuple[Hazard, ...], poison: Poison) -> None:
+    case = make_case((33, 0, 16, 1), Family.RANDOM, *hazards, kv_dtype=DType.INT8, scale_kind=ScaleKind.PER_TOKEN_HEAD)
+    inputs = made(case, poison)
+    for name in ("k_scale", "v_scale"):
+        whole, first = inputs.slots[name].view, inputs.first_block
+        window = whole[first:]
+        poisoned = bits(window) == poison_bits(window.dtype, poison)
+        assert int((~poisoned).sum()) == 50 * 2  # 50 live tokens of 2 KV heads
+        assert (window[~poisoned] > 0).all()
+        assert window[~poisoned].unique().numel() > 90  # each token's its own
+        assert inputs.snapshot()[name].shape == window.shape
+        assert (first * whole.stride(0) >= HIGH_ELEMENTS) == (Hazard.HIGH_POOL in hazards)
+        assert whole.is_contiguous() == (not hazards)
+    table = inputs.slots["block_table"].view[0].tolist()
+    live = inputs.slots["k_scale"].view[table[2]]  # token 32 alone lives in the third block
+    assert (bits(live) != poison_bits(live.dtype, poison)).sum(dim=1).tolist() == [1, 1]
 
 
 def test_live_numbers_do_not_depend_on_the_poison_or_the_call() -> None:

@@ -53,6 +53,7 @@ def one_head(
     return AttentionData(problem, PoolFormat(2, DType.FP32), tensors)
 
 
+PER_TOKEN_HEAD = ScaleKind.PER_TOKEN_HEAD
 LN2, LN3 = math.log(2.0), math.log(3.0)
 
 
@@ -102,6 +103,20 @@ def test_scales_multiply_scores_and_values() -> None:
         np.testing.assert_allclose(lse.ravel(), [math.log(4.0)], rtol=1e-6)
 
 
+def test_scales_of_tokens_are_found_through_the_table() -> None:
+    """Tokens 0 and 1 lie in block 2, token 2 in block 1; weights 1, 3 and 1 over 2, 12 and 20."""
+    data = one_head([LN3, 1.0, 0.0], [1.0, 3.0, 5.0], [1.0])
+    nan = math.nan
+    scales = {
+        "k_scale": torch.tensor([[[nan, nan]], [[7.0, nan]], [[0.0, LN3]]]),
+        "v_scale": torch.tensor([[[nan, nan]], [[4.0, nan]], [[2.0, 4.0]]]),
+    }
+    pool_format = PoolFormat(2, DType.FP32, scale_kind=ScaleKind.PER_TOKEN_HEAD)  # no kernel's, but an oracle's
+    for out, lse in both(AttentionData(data.problem, pool_format, {**data.tensors, **scales})):
+        np.testing.assert_allclose(out.ravel(), [(2 + 3 * 12 + 20) / 5], rtol=1e-6)
+        np.testing.assert_allclose(lse.ravel(), [math.log(5.0)], rtol=1e-6)
+
+
 def test_query_heads_of_a_group_share_their_kv_head() -> None:
     case = make_case((5,), Family.CODED, heads=(6, 2, 64, 64))
     plan = LaunchPlan((), attention_slots(case.problem, case.pool_format))
@@ -120,6 +135,8 @@ def test_oracles_agree(draw: st.DataObject) -> None:
     hazards = draw.draw(
         st.sampled_from([(), (Hazard.SHARED_BLOCKS,), (Hazard.TAIL_FOREIGN,), (Hazard.INF_SINKS,), (Hazard.STRIDED,)])
     )
+    kv_dtype = draw.draw(st.sampled_from([DType.FP16, DType.FP8_E4M3, DType.INT8, DType.FP32]), "kv_dtype")
+    quantised = kv_dtype in (DType.FP8_E4M3, DType.INT8)
     case = make_case(
         lens,
         draw.draw(st.sampled_from(Family), "family"),
@@ -127,10 +144,10 @@ def test_oracles_agree(draw: st.DataObject) -> None:
         query_lens=query_lens,
         heads=draw.draw(st.sampled_from([(4, 2, 64, 64), (3, 3, 16, 24), (7, 1, 32, 8)]), "heads"),
         q_dtype=draw.draw(st.sampled_from([DType.FP32, DType.BF16]), "q_dtype"),
-        kv_dtype=draw.draw(st.sampled_from([DType.FP16, DType.FP8_E4M3, DType.INT8, DType.FP32]), "kv_dtype"),
+        kv_dtype=kv_dtype,
         block_size=draw.draw(st.integers(1, 9), "block_size"),
         layout=draw.draw(st.sampled_from(Layout), "layout"),
-        scale_kind=draw.draw(st.sampled_from(ScaleKind), "scale_kind"),
+        scale_kind=draw.draw(st.sampled_from([k for k in ScaleKind if quantised or k is not PER_TOKEN_HEAD]), "kind"),
         window=draw.draw(st.none() | st.integers(1, 30), "window"),
         soft_cap=draw.draw(st.none() | st.just(3.0), "soft_cap"),
         alibi=draw.draw(st.booleans(), "alibi"),

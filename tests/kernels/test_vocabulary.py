@@ -7,16 +7,19 @@ import json
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pagedtune.kernels.bounds import Bounds, Bucket, bucket_of
 from pagedtune.kernels.dispatch import DispatchTable, Winner
 from pagedtune.kernels.dtypes import DType
+from pagedtune.kernels.launch import Access, LaunchPlan
 from pagedtune.kernels.pool_format import Layout, PoolFormat, ScaleKind
 from pagedtune.kernels.problem import Problem
 from pagedtune.kernels.record import Record, Status, TimeEvidence, Timing, Verdict
 from pagedtune.kernels.serial import from_jsonable, to_jsonable
+from pagedtune.kernels.slots import attention_slots, copy_blocks_slots, gather_kv_slots, kv_write_slots
 from pagedtune.kernels.workload import Workload
 
 BOUNDS = st.builds(Bounds, st.integers(1, 5000), st.integers(1, 1 << 20), st.integers(1, 64))
@@ -116,6 +119,36 @@ def test_axes_name_the_dimensions_of_the_shape(layout: Layout) -> None:
 def test_kv_bytes_of_llama_3_8b_are_128_kib_a_token() -> None:
     """32 layers x 4 KiB: the figure usually quoted for bf16 KV of Llama 3 8B."""
     assert PoolFormat(16, DType.BF16).bytes_per_token(Problem(32, 8, 128)) * 32 == 128 * 1024
+
+
+def test_scales_of_tokens_are_bytes_of_the_token_and_part_of_the_pool() -> None:
+    """8 heads x (128 + 128 bytes + two scales of 4 bytes)."""
+    problem, pool_format = Problem(32, 8, 128), PoolFormat(16, DType.INT8, scale_kind=ScaleKind.PER_TOKEN_HEAD)
+    assert pool_format.bytes_per_token(problem) == 8 * (256 + 8)
+    assert pool_format.key == "b16-nhd-int8-per_token_head"
+    assert pool_format.scale_shape(5, problem) == (5, 8, 16)
+    assert pool_format.block_slots == ("k_cache", "v_cache", "k_scale", "v_scale")
+    assert PoolFormat(16, DType.INT8, scale_kind=ScaleKind.PER_HEAD).block_slots == ("k_cache", "v_cache")
+    assert kv_write_slots(problem, pool_format)["v_scale"].access is Access.INOUT
+    assert attention_slots(problem, pool_format)["v_scale"].access is Access.IN
+    for slots in (attention_slots, kv_write_slots, copy_blocks_slots, gather_kv_slots):
+        assert slots(problem, pool_format)["k_scale"].shape == ("num_blocks", 8, 16)
+    assert "8-bit pools" in (PoolFormat(16, DType.BF16, scale_kind=ScaleKind.PER_TOKEN_HEAD).reject(problem) or "")
+
+
+def test_as_many_blocks_of_scales_as_of_values_are_bound() -> None:
+    problem, pool_format = Problem(2, 2, 16), PoolFormat(4, DType.INT8, scale_kind=ScaleKind.PER_TOKEN_HEAD)
+    plan = LaunchPlan((), copy_blocks_slots(problem, pool_format))
+    tensors = {
+        "block_pairs": torch.zeros(1, 2, dtype=torch.int64),
+        **{name: torch.zeros(pool_format.k_shape(3, problem), dtype=torch.int8) for name in ("k_cache", "v_cache")},
+        **{name: torch.zeros(3, 2, 8)[..., :4] for name in ("k_scale", "v_scale")},  # any stride but along the slots
+    }
+    plan.bind(tensors)
+    with pytest.raises(ValueError, match="'v_scale' has shape"):
+        plan.bind({**tensors, "v_scale": torch.zeros(2, 2, 4)})
+    with pytest.raises(ValueError, match="'k_scale' has strides"):
+        plan.bind({**tensors, "k_scale": torch.zeros(3, 4, 2).transpose(1, 2)})
 
 
 @given(PROBLEMS, FORMATS, BOUNDS)

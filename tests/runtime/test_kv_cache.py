@@ -18,6 +18,7 @@ FORMATS = [
     PoolFormat(4, DType.FP16, Layout.XPACKED),
     PoolFormat(16, DType.FP8_E4M3, Layout.NHD, ScaleKind.PER_HEAD),
     PoolFormat(16, DType.INT8, Layout.HND, ScaleKind.PER_TENSOR),
+    PoolFormat(16, DType.INT8, Layout.NHD, ScaleKind.PER_TOKEN_HEAD),
 ]
 by_key = pytest.mark.parametrize("pool_format", FORMATS, ids=lambda f: f.key)
 debugged = pytest.mark.parametrize("debug", [False, True])
@@ -31,20 +32,26 @@ def test_every_layer_has_the_shape_of_the_format(pool_format: PoolFormat, debug:
         k, v = cache.k_cache(layer), cache.v_cache(layer)
         assert (tuple(k.shape), k.dtype) == (pool_format.k_shape(5, PROBLEM), pool_format.kv_dtype.torch)
         assert (tuple(v.shape), v.dtype) == (pool_format.v_shape(5, PROBLEM), pool_format.kv_dtype.torch)
-    scales = pool_format.scale_shape(PROBLEM)
+    scales = pool_format.scale_shape(5, PROBLEM)
     assert (cache.k_scale is None) == (scales is None)
     if cache.k_scale is not None and scales is not None:
         assert tuple(cache.k_scale.shape) == (3, *scales)
-        assert (cache.k_scale == 1).all()
+        if pool_format.has_token_scales:
+            assert tuple(cache.k_scale[2].stride()) == (32, 16, 1)  # [num_blocks, 2 heads, 16 slots]
+        else:
+            assert (cache.k_scale == 1).all()
 
 
 @by_key
 def test_layers_do_not_overlap(pool_format: PoolFormat) -> None:
     cache = KVCache(PROBLEM, pool_format, num_layers=2, num_blocks=3)
-    pools = [pool(layer).view(torch.uint8) for layer in range(2) for pool in (cache.k_cache, cache.v_cache)]
+    tensors = [pool(layer) for layer in range(2) for pool in (cache.k_cache, cache.v_cache)]
+    if pool_format.has_token_scales:
+        tensors += [cache.k_scale[0], cache.v_scale[0], cache.k_scale[1], cache.v_scale[1]]
+    pools = [tensor.view(torch.uint8) for tensor in tensors]
     for value, pool in enumerate(pools):
         pool.fill_(value)
-    assert [int(pool.min()) for pool in pools] == [int(pool.max()) for pool in pools] == [0, 1, 2, 3]
+    assert [int(pool.min()) for pool in pools] == [int(pool.max()) for pool in pools] == [*range(len(pools))]
 
 
 @by_key
@@ -52,7 +59,9 @@ def test_layers_do_not_overlap(pool_format: PoolFormat) -> None:
 def test_accounting_is_that_of_the_tensors(pool_format: PoolFormat, debug: bool) -> None:
     cache = KVCache(PROBLEM, pool_format, num_layers=2, num_blocks=7, debug=debug)
     pools = [pool(layer) for layer in range(2) for pool in (cache.k_cache, cache.v_cache)]
+    pools += [cache.k_scale, cache.v_scale] if pool_format.has_token_scales else []
     usable_bytes = sum(pool.numel() * pool.element_size() for pool in pools)
+    assert usable_bytes == 2 * 7 * pool_format.block_size * pool_format.bytes_per_token(PROBLEM)
     assert cache.block_bytes * 7 == usable_bytes
     assert cache.num_bytes == usable_bytes + (2 * cache.block_bytes if debug else 0)
     assert cache.num_tokens == 7 * pool_format.block_size

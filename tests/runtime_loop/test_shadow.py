@@ -29,6 +29,7 @@ FORMATS = [
     PoolFormat(4, DType.FP16, Layout.XPACKED),
     PoolFormat(4, DType.FP8_E4M3, Layout.NHD, ScaleKind.PER_HEAD),
     PoolFormat(4, DType.INT8, Layout.HND, ScaleKind.PER_TENSOR),
+    PoolFormat(4, DType.INT8, Layout.NHD, ScaleKind.PER_TOKEN_HEAD),
 ]
 
 

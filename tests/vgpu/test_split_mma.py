@@ -74,6 +74,14 @@ CASES = {
         Case(Problem(7, 1, 128, sinks=True), PoolFormat(3, FP8, scale_kind=ScaleKind.PER_TENSOR), (5, 137)),
         Config(4, 128, 32, 4, 2, "last_block"),
     ),
+    "e4m3, scales of tokens, 16 tokens a warp": (
+        Case(Problem(6, 2, 128, soft_cap=20.0), PoolFormat(3, FP8, Layout.HND, ScaleKind.PER_TOKEN_HEAD), (137, 5)),
+        Config(4, 32, 32, 2, 3),
+    ),
+    "e4m3, scales of tokens, 32 tokens a warp, queries": (
+        Case(Problem(5, 1, 64, max_query_len=4), PoolFormat(16, FP8, scale_kind=ScaleKind.PER_TOKEN_HEAD), (70,), (4,)),
+        Config(8, 64, 16, 2, 4, "last_block"),
+    ),
     "e4m3, 80 and 112": (
         Case(Problem(5, 1, 80, head_dim_v=112, max_query_len=4), PoolFormat(1, FP8), (50, 137), (4, 3)),
         Config(4, 64, 32, 2, 3),

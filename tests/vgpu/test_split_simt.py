@@ -57,6 +57,14 @@ CASES = {
         Case(Problem(2, 1, 128, sinks=True), PoolFormat(3, FP8, scale_kind=ScaleKind.PER_TENSOR), (5, 137)),
         Config(4, 32, 2, 8, "last_block"),
     ),
+    "e4m3, scales of tokens, blocks of 2 under 8 keys": (
+        Case(Problem(4, 2, 128), PoolFormat(2, FP8, scale_kind=ScaleKind.PER_TOKEN_HEAD), (50, 5)),
+        Config(2, 32, 2, 8),
+    ),
+    "e4m3, scales of tokens, fewer keys than lanes": (
+        Case(Problem(2, 1, 64, window=30), PoolFormat(16, FP8, Layout.HND, ScaleKind.PER_TOKEN_HEAD), (50,)),
+        Config(2, 32, 2, 2),
+    ),
     "e4m3, fp32 query, HND": (
         Case(Problem(4, 2, 96, q_dtype=FP32), PoolFormat(16, FP8, Layout.HND, ScaleKind.PER_HEAD), (50,)),
         Config(2, 32, 2, 4),

@@ -47,6 +47,9 @@ CASES = {
     "fp8": Case(
         Problem(4, 1, 64, q_dtype=DType.FP16), PoolFormat(16, DType.FP8_E4M3, scale_kind=ScaleKind.PER_HEAD), (40,)
     ),
+    "scales of tokens": Case(
+        Problem(4, 2, 64), PoolFormat(8, DType.FP8_E4M3, Layout.HND, ScaleKind.PER_TOKEN_HEAD), (40, 9)
+    ),
     "fp32": Case(Problem(2, 1, 32, q_dtype=DType.FP32), PoolFormat(16, DType.FP32), (40, 3)),
     "several queries": Case(Problem(8, 2, 64, max_query_len=3), BF16, (40, 3), (3, 2)),
     "no split": Case(
@@ -84,7 +87,7 @@ def tensors_of(case: Case) -> dict[str, torch.Tensor]:
         tensors["sinks"] = random((problem.num_q_heads,), torch.float32)
     if problem.alibi:
         tensors["alibi_slopes"] = random((problem.num_q_heads,), torch.float32)
-    scale_shape = pool_format.scale_shape(problem)
+    scale_shape = pool_format.scale_shape(total, problem)
     if scale_shape:
         tensors["k_scale"], tensors["v_scale"] = (random(scale_shape, torch.float32).abs() + 0.5 for _ in range(2))
     return tensors
@@ -99,7 +102,12 @@ def attention(case: Case, t: dict[str, torch.Tensor]) -> tuple[torch.Tensor, tor
     elif layout is Layout.HND:
         k, v = k.transpose(1, 2), v.transpose(1, 2)
     if "k_scale" in t:
-        k, v = k * t["k_scale"].double().view(-1, 1), v * t["v_scale"].double().view(-1, 1)
+        k_scale, v_scale = (t[name].double() for name in ("k_scale", "v_scale"))
+        if k_scale.dim() == 3:  # [num_blocks, num_kv_heads, block_size]
+            k_scale, v_scale = k_scale.transpose(1, 2).unsqueeze(3), v_scale.transpose(1, 2).unsqueeze(3)
+        else:
+            k_scale, v_scale = k_scale.view(-1, 1), v_scale.view(-1, 1)
+        k, v = k * k_scale, v * v_scale
     out, lse = torch.zeros(t["out"].shape, dtype=torch.float64), torch.zeros(t["lse"].shape, dtype=torch.float64)
     row = 0
     for seq, n in enumerate(case.lens):

@@ -36,7 +36,7 @@ CUDA_PAGED_FAULTS = (
         "query heads interleaved over KV heads", "GQA map", "head / PT_GROUP", "head % (gridDim.y / PT_GROUP)", VALUE,
     ),
     fault("total not rescaled", "online softmax", "total = total * shrink + p", "total = total + p", VALUE),
-    fault("sum not rescaled", "online softmax", "acc[s][k] * shrink + p", "acc[s][k] + p", VALUE),
+    fault("sum not rescaled", "online softmax", "acc[s][k] * shrink + weight", "acc[s][k] + weight", VALUE),
     fault("softmax scale dropped", "scale", "score_scale = scale,", "score_scale = 1.0f,", VALUE),
     fault("K scale for V", "scale swapped", "value_scale = v_scale[", "value_scale = k_scale[", VALUE, FP8),
     fault(

@@ -29,19 +29,31 @@ from .gpu_cache_faults import (
 from .gpu_planted import H100, GpuFault, result_of, run_case
 from .split_mma_faults import SPLIT_MMA_FAULTS
 from .split_simt_faults import SPLIT_SIMT_FAULTS
+from .token_scale_faults import (
+    CUDA_COPY_SCALE_FAULTS,
+    CUDA_GATHER_SCALE_FAULTS,
+    CUDA_PAGED_SCALE_FAULTS,
+    CUDA_WRITE_SCALE_FAULTS,
+    SPLIT_MMA_SCALE_FAULTS,
+    SPLIT_SIMT_SCALE_FAULTS,
+    TRITON_COPY_SCALE_FAULTS,
+    TRITON_GATHER_SCALE_FAULTS,
+    TRITON_SPLIT_SCALE_FAULTS,
+    TRITON_WRITE_SCALE_FAULTS,
+)
 from .triton_split_faults import TRITON_SPLIT_FAULTS
 
 FAMILIES: tuple[tuple[Variant, ModuleType, tuple[GpuFault, ...]], ...] = (
-    (TritonSplit(), triton_split, TRITON_SPLIT_FAULTS),
-    (CudaPaged(), cuda_paged, CUDA_PAGED_FAULTS),
-    (CudaSplitMma(), cuda_split_mma, SPLIT_MMA_FAULTS),
-    (CudaSplitSimt(), cuda_split_simt, SPLIT_SIMT_FAULTS),
-    (CudaKVWrite(), cuda_cache, CUDA_WRITE_FAULTS),
-    (CudaCopyBlocks(), cuda_cache, CUDA_COPY_FAULTS),
-    (CudaGatherKV(), cuda_cache, CUDA_GATHER_FAULTS),
-    (TritonKVWrite(), triton_cache, TRITON_WRITE_FAULTS),
-    (TritonCopyBlocks(), triton_cache, TRITON_COPY_FAULTS),
-    (TritonGatherKV(), triton_cache, TRITON_GATHER_FAULTS),
+    (TritonSplit(), triton_split, (*TRITON_SPLIT_FAULTS, *TRITON_SPLIT_SCALE_FAULTS)),
+    (CudaPaged(), cuda_paged, (*CUDA_PAGED_FAULTS, *CUDA_PAGED_SCALE_FAULTS)),
+    (CudaSplitMma(), cuda_split_mma, (*SPLIT_MMA_FAULTS, *SPLIT_MMA_SCALE_FAULTS)),
+    (CudaSplitSimt(), cuda_split_simt, (*SPLIT_SIMT_FAULTS, *SPLIT_SIMT_SCALE_FAULTS)),
+    (CudaKVWrite(), cuda_cache, (*CUDA_WRITE_FAULTS, *CUDA_WRITE_SCALE_FAULTS)),
+    (CudaCopyBlocks(), cuda_cache, (*CUDA_COPY_FAULTS, *CUDA_COPY_SCALE_FAULTS)),
+    (CudaGatherKV(), cuda_cache, (*CUDA_GATHER_FAULTS, *CUDA_GATHER_SCALE_FAULTS)),
+    (TritonKVWrite(), triton_cache, (*TRITON_WRITE_FAULTS, *TRITON_WRITE_SCALE_FAULTS)),
+    (TritonCopyBlocks(), triton_cache, (*TRITON_COPY_FAULTS, *TRITON_COPY_SCALE_FAULTS)),
+    (TritonGatherKV(), triton_cache, (*TRITON_GATHER_FAULTS, *TRITON_GATHER_SCALE_FAULTS)),
 )
 PLANTED = [(variant, module, fault) for variant, module, faults in FAMILIES for fault in faults]
 

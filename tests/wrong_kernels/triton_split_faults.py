@@ -66,7 +66,7 @@ TRITON_SPLIT_FAULTS = (
         "heads = kv_head * GROUP + rows", "heads = rows * (tl.num_programs(1) // ROW_TILES) + kv_head", VALUE,
     ),
     fault("softmax scale dropped", "scale", "score_scale = scale * LOG2E", "score_scale = LOG2E", VALUE),
-    fault("K scale for V", "scale swapped", "= tl.load(v_scale", "= tl.load(k_scale", VALUE, SCALED),
+    fault("K scale for V", "scale swapped", "tl.load(v_scale + kv_head", "tl.load(k_scale + kv_head", VALUE, SCALED),
     fault(
         "scale of the first head for all", "scale stride",
         "k_scale + kv_head * SCALE_STRIDE", "k_scale + kv_head * 0", VALUE, SCALED,
