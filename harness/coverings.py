@@ -22,7 +22,7 @@ from pagedtune.kernels.variant import Op, Variant
 from pagedtune.kernels.workload import Workload
 
 from . import dimensions as d
-from .case import Case, Family, Hazard, Level
+from .case import SWAPS, Case, Family, Hazard, Level
 from .pairwise import Facets, covering_rows
 
 Row = Mapping[str, Any]
@@ -33,7 +33,8 @@ def cases_for(variant: Variant, device: Device, level: Level) -> tuple[Case, ...
     """The cases of a variant's op at a level: one list for every variant of the op. A variant with limits gets, in
     place of the cases that it takes, as many pairs as there are of what it takes.
 
-    Numbers of cases for attention on a CPU: tiny 46, corner 244, production 38; of a cache operation 42, 65 and 36. A
+    Numbers of cases for attention on a CPU: tiny 46, corner 244, production 38; of a cache operation 42, 65 and 36 (packing
+    and unpacking, 8-bit pools included: 51, 96 and 56). A
     GPU kernel is compiled for each shape and feature: there, ratio, head dims and dtypes of a shape are paired with the
     rest one by one, and shapes with a quantised pool are added: 48, 215 and 39 cases.
     """
@@ -118,7 +119,7 @@ def dimensions_of(op: Op, level: Level, kind: DeviceKind = DeviceKind.CPU) -> di
         spans |= {"feature": d.FEATURES, "outputs": d.OUTPUTS, "values": d.VALUES}
     else:
         spans |= _cache_dimensions(op, level)
-        if kind is DeviceKind.CUDA:
+        if kind is DeviceKind.CUDA or op in SWAPS:
             spans["shape"] += d.QUANTISED_CACHE_SHAPES if level is Level.CORNER else d.QUANTISED_CACHE_SHAPES[:2]
     if level is Level.TINY:
         spans |= {k: v[:n] for k, v in spans.items() if (n := {"feature": 6, "values": 2}.get(k))}  # no sinks
@@ -139,8 +140,10 @@ def _cache_dimensions(op: Op, level: Level) -> dict[str, tuple[Any, ...]]:
         spans |= {"table": d.TABLES[:2], "skips": d.SKIPS}
     else:
         spans |= {"queries": ("decode",), "scale_kind": (ScaleKind.NONE,)}
-    if op is Op.COPY_BLOCKS:
+    if op is Op.COPY_BLOCKS or op in SWAPS:
         spans["skips"] = d.SKIPS
+    if op in SWAPS:
+        spans |= {"table": ((),), "memory": d.SWAP_MEMORIES}
     return spans
 
 
@@ -156,6 +159,8 @@ def possible(row: Row) -> bool:
         hazards |= set(row["feature"].hazards)
         if hazards & {Hazard.HUGE_SINKS, Hazard.INF_SINKS} and not row["feature"].fields.get("sinks"):
             return False
+    if {Hazard.HIGH_STAGING, Hazard.SKIPPED_TOKENS} <= hazards:
+        return False
     if row.get("family", Family.RANDOM) is not Family.RANDOM and hazards & {Hazard.SATURATED_CAP, Hazard.LIVE_NAN}:
         return False
     return row.get("queries", "decode") == "decode" or not hazards & {Hazard.REPLAY, Hazard.LIVE_NAN}

@@ -33,6 +33,7 @@ class Inputs:
         access: what the plan may do to each slot.
         poison: what fills memory that must not matter.
         first_block: first block of the pool that `Carved.parent` of a pool tensor covers.
+        whole_blocks: whether blocks move as they are, slots that no token lives in included.
     """
 
     slots: Mapping[str, Carved]
@@ -40,6 +41,7 @@ class Inputs:
     access: Mapping[str, Access]
     poison: Poison
     first_block: int = 0
+    whole_blocks: bool = False
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:

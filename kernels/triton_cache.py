@@ -1,4 +1,6 @@
-"""Host side of the Triton cache operations (`kernels/triton/cache_kernels.py`): write, copy and gather of KV blocks."""
+"""Host side of the Triton cache operations (`kernels/triton/cache_kernels.py`): write, copy and gather of KV blocks.
+
+Packing and unpacking are in `triton_swap.py`."""
 
 from __future__ import annotations
 
@@ -11,12 +13,12 @@ from .artifact import Artifact
 from .bounds import Bounds
 from .device import Device, DeviceKind
 from .dtypes import DType
-from .gpu_cache import cache_limits, chunks_of, runs_of, strided_dims
+from .gpu_cache import block_strides, cache_limits, chunks_of, runs_of
 from .launch import Arg, CType, KernelStep, LaunchPlan, ScalarArg, SizeArg, StrideArg
-from .native_args import i64, pointers, scale_stride, strides
+from .native_args import pointers, scale_stride, strides
 from .pool_format import Layout, PoolFormat, ScaleKind
 from .problem import Problem
-from .slots import aligned, copy_blocks_slots, gather_kv_slots, kv_write_slots
+from .slots import aligned, copy_blocks_slots, gather_kv_slots, kv_write_slots, pack_blocks_slots, unpack_blocks_slots
 from .variant import Config, Op, Properties, Variant
 
 SOURCE = Path(__file__).parent / "triton" / "cache_kernels.py"
@@ -24,7 +26,13 @@ VECTOR_BYTES = 16  # widest access of a thread
 WARP_CHOICES = (4, 2, 1, 8)
 UNROLL_CHOICES = (1, 2, 4)
 _TYPES = {DType.BF16: "bf16", DType.FP16: "fp16", DType.FP32: "fp32", DType.FP8_E4M3: "fp8e4nv", DType.INT8: "i8"}
-_SLOTS = {Op.KV_WRITE: kv_write_slots, Op.COPY_BLOCKS: copy_blocks_slots, Op.GATHER_KV: gather_kv_slots}
+_SLOTS = {
+    Op.KV_WRITE: kv_write_slots,
+    Op.COPY_BLOCKS: copy_blocks_slots,
+    Op.GATHER_KV: gather_kv_slots,
+    Op.PACK_BLOCKS: pack_blocks_slots,
+    Op.UNPACK_BLOCKS: unpack_blocks_slots,
+}
 _HIDDEN = (ScalarArg(0, CType.POINTER), ScalarArg(0, CType.POINTER))  # Triton's scratch memories, which are unused
 
 
@@ -242,12 +250,7 @@ class TritonCopyBlocks(_TritonCacheOp):
         return dict.fromkeys(("k_cache", "v_cache"), self._bits(pool_format)) | {"block_pairs": "*i64"}
 
     def _integers(self, pool_format: PoolFormat, config: TritonCopyConfig, bounds: Bounds) -> dict[str, Arg]:
-        found: dict[str, Arg] = {}
-        for name, dims in strided_dims(pool_format).items():
-            found[f"{name}_block"] = StrideArg(f"{name}_cache", 0)
-            runs: tuple[Arg, ...] = (*i64(*(0,) * (3 - len(dims))), *strides(f"{name}_cache", dims))
-            found |= {f"{name}_{axis}": arg for axis, arg in zip("abc", runs, strict=True)}
-        return found | {"num_pairs": SizeArg("block_pairs", 0)}
+        return run_strides(pool_format) | {"num_pairs": SizeArg("block_pairs", 0)}
 
     def _constants(self, problem: Problem, pool_format: PoolFormat, config: TritonCopyConfig) -> dict[str, object]:
         runs = {
@@ -305,6 +308,16 @@ class TritonGatherKV(_TritonCacheOp):
 def _rows(config: TritonCopyConfig) -> int:
     assert isinstance(config, TritonRowsConfig)
     return config.rows_per_block
+
+
+def run_strides(pool_format: PoolFormat) -> dict[str, Arg]:
+    """Strides of the block and of its runs, of K and of V."""
+    names = ("block", "a", "b", "c")
+    return {
+        f"{name}_{of}": arg
+        for name in ("k", "v")
+        for of, arg in zip(names, block_strides(pool_format, name), strict=True)
+    }
 
 
 def _pool_strides(pool_format: PoolFormat) -> dict[str, Arg]:
