@@ -33,10 +33,10 @@ def cases_for(variant: Variant, device: Device, level: Level) -> tuple[Case, ...
     """The cases of a variant's op at a level: one list for every variant of the op. A variant with limits gets, in
     place of the cases that it takes, as many pairs as there are of what it takes.
 
-    Numbers of cases for attention on a CPU: tiny 46, corner 244, production 38; of a cache operation 42, 65 and 36 (packing
-    and unpacking, 8-bit pools included: 51, 96 and 56). A
-    GPU kernel is compiled for each shape and feature: there, ratio, head dims and dtypes of a shape are paired with the
-    rest one by one, and shapes with a quantised pool are added: 48, 215 and 39 cases.
+    Numbers of cases for attention on a CPU: tiny 46, corner 244, production 38; of a cache operation 42, 65 and 36, of
+    packing or unpacking, 8-bit pools included, 51, 96 and 56. A GPU kernel is compiled for each shape and feature:
+    there, ratio, head dims and dtypes of a shape are paired with the rest one by one, and shapes with a quantised pool
+    are added: 48, 215 and 39 cases.
     """
     common = _cases(variant.op, level, variant.device_kind)
     refused = tuple(case for case in common if not _takes(variant, device, case.problem, case.pool_format))
