@@ -43,6 +43,7 @@ class Hazard(StrEnum):
     LIVE_NAN = "live_nan"
     SKIPPED_TOKENS = "skipped_tokens"
     HIGH_STAGING = "high_staging"
+    GAPPED_POOL = "gapped_pool"
 
     @property
     def reason(self) -> str:
@@ -68,6 +69,7 @@ HAZARD_REASONS = {
     Hazard.INF_SINKS: "sinks of ±inf: -inf must change nothing, +inf gives O = 0 and LSE = inf, never NaN",
     Hazard.LIVE_NAN: "one V element of one sequence is NaN: it must reach that sequence's dimension and no other",
     Hazard.SKIPPED_TOKENS: "a written token has slot -1 and NaN as its value, a listed block is -1: no trace of them",
+    Hazard.GAPPED_POOL: "there are gaps inside the blocks of a pool: a block is not one piece of memory",
     Hazard.HIGH_STAGING: "the one live row of the staging buffer lies above 2^32 elements: a 32-bit offset wraps",
 }
 
@@ -153,6 +155,7 @@ _EXCLUSIVE = (
     (Hazard.TAIL_MINUS_ONE, Hazard.TAIL_INT_MAX, Hazard.TAIL_FOREIGN),
     (Hazard.IDENTITY_TABLE, Hazard.SHARED_BLOCKS),
     (Hazard.STRIDED_POOL, Hazard.HIGH_POOL),
+    (Hazard.GAPPED_POOL, Hazard.HIGH_POOL),
     (Hazard.HUGE_SINKS, Hazard.INF_SINKS),
     (Hazard.HIGH_STAGING, Hazard.SKIPPED_TOKENS),  # all rows but the last are skipped as it is
 )

@@ -194,13 +194,20 @@ def make_pools(
         else:
             # K blocks lie twice their size apart, V blocks a row more than theirs.
             apart = shape[1] if name == "k_cache" else 1
+            unit = unit_of(plan, name)
             pad = [0, apart if Hazard.STRIDED_POOL in case.hazards else 0, *(0 for _ in shape[2:])]
-            carved = carve(shape, values.dtype, poison, pad, offset_of(case, unit_of(plan, name)))
+            pad[2] = _gap(shape, unit) if Hazard.GAPPED_POOL in case.hazards else 0
+            carved = carve(shape, values.dtype, poison, pad, offset_of(case, unit))
         target = canonical(carved.view[placement.window_start :], case.pool_format, name == "k_cache")
         live = torch.from_numpy(placement.live)
         bits(target)[live] = bits(values).view(*target.shape)[live]
         pools[name] = carved
     return pools
+
+
+def _gap(shape: Sequence[int], unit: int) -> int:
+    """By how much the third dimension is longer in memory than in the view: strides stay multiples of `unit`."""
+    return unit // math.gcd(unit, math.prod(shape[3:]))
 
 
 def canonical(pool: torch.Tensor, pool_format: PoolFormat, is_k: bool) -> torch.Tensor:

@@ -105,7 +105,9 @@ class _TritonCacheOp(Variant):
         signature = self._pointers(problem, pool_format) | dict.fromkeys(integers, "i64")
         constants = self._constants(problem, pool_format, config)
         divisible = self._divisible(problem, pool_format)
-        kernel = TritonKernel(SOURCE, self.entry, signature, constants, divisible, config.num_warps, num_stages=1)
+        kernel = TritonKernel(
+            self._source(), self.entry, signature, constants, divisible, config.num_warps, num_stages=1
+        )
         return (build_triton(kernel, device.capability),)
 
     def plan(self, problem: Problem, pool_format: PoolFormat, config: Config, bounds: Bounds) -> LaunchPlan:
@@ -122,6 +124,9 @@ class _TritonCacheOp(Variant):
         if not isinstance(config, self.config_type):
             raise TypeError(f"{self.name} takes a {self.config_type.__name__}, not {type(config).__name__}")
         return config
+
+    def _source(self) -> Path:
+        return SOURCE
 
     def _bits(self, pool_format: PoolFormat) -> str:
         """The pool's elements as integers: copies change no bit."""

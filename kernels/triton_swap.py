@@ -1,6 +1,8 @@
-"""Host side of Triton's packing of KV blocks into a staging buffer, and of the way back."""
+"""Host side of packing in Triton (`kernels/triton/swap_kernels.py`): blocks to a staging buffer and back."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 from .bounds import Bounds
 from .device import Device
@@ -12,6 +14,8 @@ from .slots import block_elements
 from .triton_cache import TritonCopyBlocks, TritonCopyConfig, run_strides
 from .variant import Config, Op
 
+SOURCE = Path(__file__).parent / "triton" / "swap_kernels.py"
+
 
 class _TritonSwap(TritonCopyBlocks):
     """What packing and unpacking share: the space and the grid of block copies, one side of which has no gaps."""
@@ -21,6 +25,9 @@ class _TritonSwap(TritonCopyBlocks):
     def reject(self, problem: Problem, pool_format: PoolFormat, config: Config, device: Device) -> str | None:
         """Each constraint of the kernel."""
         return reject_scales_of_blocks(pool_format) or super().reject(problem, pool_format, config, device)
+
+    def _source(self) -> Path:
+        return SOURCE
 
     def _pointers(self, problem: Problem, pool_format: PoolFormat) -> dict[str, str]:
         bits = self._bits(pool_format)

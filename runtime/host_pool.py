@@ -41,15 +41,17 @@ class HostPool:
     """A `BlockMover` for a cache: as many blocks of host memory, page-locked where there is a GPU.
 
     All that belongs to a block moves together; scales of whole tensors or heads stay where they are. With kernels for
-    `Op.PACK_BLOCKS` and `Op.UNPACK_BLOCKS` the blocks of all layers are packed by one launch, and each run of adjacent
-    host blocks is one copy. Without, each block of each pool is a copy of its own.
+    `Op.PACK_BLOCKS` and `Op.UNPACK_BLOCKS` one launch packs blocks of all layers, on a GPU into a staging buffer from
+    which each run of adjacent host blocks is one copy; on a CPU each run is one launch and no copy. Without kernels
+    each block of each pool is a copy of its own.
 
     Args:
         cache: the device's pools.
         num_blocks: blocks of host memory.
         dispatch: where those kernels come from; None does without.
-        staging_bytes: memory on the device that blocks are packed into, at most, though at least one block: more blocks
-            than it holds move in several turns.
+        staging_bytes: of the staging buffer on the device, at most, though at least one block: more blocks than it
+            holds move in several turns.
+        staged: whether there is such a buffer; default not on the CPU, whose kernels reach host memory themselves.
 
     Attributes:
         selection: the kernel that packs, None where blocks are copied one by one: no dispatch, no kernel, or a cache
@@ -60,14 +62,25 @@ class HostPool:
     """
 
     def __init__(
-        self, cache: BlockMemory, num_blocks: int, dispatch: Dispatch | None = None, staging_bytes: int = STAGING_BYTES
+        self,
+        cache: BlockMemory,
+        num_blocks: int,
+        dispatch: Dispatch | None = None,
+        staging_bytes: int = STAGING_BYTES,
+        staged: bool | None = None,
     ) -> None:
         require_positive("num_blocks", num_blocks)
         require_positive("staging_bytes", staging_bytes)
         self.block_bytes = cache.block_bytes
-        kernels = None if dispatch is None else _kernels(cache, dispatch, staging_bytes)
+        staged = cache.device.type != "cpu" if staged is None else staged
+        most = min(num_blocks, max(1, staging_bytes // cache.block_bytes)) if staged else num_blocks
+        kernels = None if dispatch is None else _kernels(cache, dispatch, most)
         self.selection: Selection | None = None if kernels is None else kernels.pack.selection
-        self._mover: BlockMover = _Copies(cache, num_blocks) if kernels is None else _Packed(kernels, num_blocks)
+        self._mover: BlockMover
+        if kernels is None:
+            self._mover = _Copies(cache, num_blocks)
+        else:
+            self._mover = _Staged(kernels, num_blocks) if staged else _Packed(kernels, num_blocks)
         self._order = StreamOrder(cache.device)
 
     def save(self, blocks: IntArray, host_blocks: IntArray) -> None:
@@ -136,12 +149,12 @@ class _Copies:
 
 @dataclass(frozen=True)
 class _Kernels:
-    """Both kernels, planned for all blocks of a turn in all layers.
+    """Both kernels, planned for `most` blocks in all layers.
 
     Args:
         cache: whose blocks they move.
         pack, unpack: one launch moves the blocks of all layers, which are those of one long pool.
-        most: blocks of a turn.
+        most: blocks of a launch.
     """
 
     cache: KVCache
@@ -150,14 +163,13 @@ class _Kernels:
     most: int
 
 
-def _kernels(cache: BlockMemory, dispatch: Dispatch, staging_bytes: int) -> _Kernels | None:
+def _kernels(cache: BlockMemory, dispatch: Dispatch, most: int) -> _Kernels | None:
     """The kernels for a cache, None where there are none."""
     kind = torch_device(dispatch.device.kind).type
     if kind != cache.device.type:
         raise ValueError(f"the cache is on {cache.device} and the kernels run on {kind}: both must be on one device")
     if not isinstance(cache, KVCache) or len(cache.block_tensors()) != 2:
         return None
-    most = max(1, staging_bytes // cache.block_bytes)
     bounds = Bounds(most * cache.num_layers, 1)
     try:
         pack, unpack = (
@@ -170,23 +182,51 @@ def _kernels(cache: BlockMemory, dispatch: Dispatch, staging_bytes: int) -> _Ker
 
 
 class _Packed:
-    """Blocks packed into a staging buffer on the device, which is copied as a whole.
+    """Packs blocks where they are kept: one launch for each run of adjacent host blocks, and no copy.
 
-    Host and staging memory are [blocks, num_layers, elements of K and V]. The staging buffer serves one turn after the
-    other: packing, copying and unpacking follow each other in the stream, so none overtakes the one before.
+    Host memory is [num_blocks, num_layers, elements of K and V].
     """
 
     def __init__(self, kernels: _Kernels, num_blocks: int) -> None:
         cache = kernels.cache
         self._kernels, self.block_bytes = kernels, cache.block_bytes
-        record = (cache.num_layers, sum(block_elements(cache.problem, cache.pool_format)))
-        dtype, pinned = cache.pool_format.kv_dtype.torch, cache.device.type == "cuda"
-        self._memory = torch.empty((num_blocks, *record), dtype=dtype, pin_memory=pinned)
-        self._staging = torch.empty((min(kernels.most, num_blocks), *record), dtype=dtype, device=cache.device)
+        self._record = (cache.num_layers, sum(block_elements(cache.problem, cache.pool_format)))
+        self._dtype, pinned = cache.pool_format.kv_dtype.torch, cache.device.type == "cuda"
+        self._memory = torch.empty((num_blocks, *self._record), dtype=self._dtype, pin_memory=pinned)
+
+    def save(self, blocks: IntArray, host_blocks: IntArray) -> None:
+        self._move_runs(self._kernels.pack, blocks, host_blocks)
+
+    def load(self, host_blocks: IntArray, blocks: IntArray) -> None:
+        self._move_runs(self._kernels.unpack, blocks, host_blocks)
+
+    def _move_runs(self, op: PlannedOp, blocks: IntArray, host_blocks: IntArray) -> None:
+        order = np.argsort(host_blocks)
+        for at, first, count in adjacent_runs(host_blocks[order]):
+            self._launch(op, blocks[order[at : at + count]], self._memory[first : first + count])
+
+    def _launch(self, op: PlannedOp, blocks: IntArray, rows: torch.Tensor) -> None:
+        """Moves `blocks` of all layers to `rows` [len(blocks), num_layers, elements], or back."""
+        cache = self._kernels.cache
+        k_cache, v_cache = cache.layers_as_one()
+        ids = _sent(cache.ids_in_layers(blocks), cache.device)
+        op.bind({"k_cache": k_cache, "v_cache": v_cache, "block_ids": ids, "staging": rows.flatten(0, 1)})()
+
+
+class _Staged(_Packed):
+    """Packs blocks into a staging buffer on the device, which is copied as a whole.
+
+    The buffer serves one turn after the other: packing, copying and unpacking follow each other in the stream, so none
+    overtakes the one before.
+    """
+
+    def __init__(self, kernels: _Kernels, num_blocks: int) -> None:
+        super().__init__(kernels, num_blocks)
+        self._staging = torch.empty((kernels.most, *self._record), dtype=self._dtype, device=kernels.cache.device)
 
     def save(self, blocks: IntArray, host_blocks: IntArray) -> None:
         for part, hosts in self._turns(blocks, host_blocks):
-            self._launch(self._kernels.pack, part)
+            self._launch(self._kernels.pack, part, self._staging[: len(part)])
             for at, first, count in adjacent_runs(hosts):
                 copy(self._staging[at : at + count], self._memory[first : first + count])
 
@@ -194,7 +234,7 @@ class _Packed:
         for part, hosts in self._turns(blocks, host_blocks):
             for at, first, count in adjacent_runs(hosts):
                 copy(self._memory[first : first + count], self._staging[at : at + count])
-            self._launch(self._kernels.unpack, part)
+            self._launch(self._kernels.unpack, part, self._staging[: len(part)])
 
     def _turns(self, blocks: IntArray, host_blocks: IntArray) -> Iterator[tuple[IntArray, IntArray]]:
         """Blocks and host blocks in the order of the latter, as many at a time as the staging buffer holds."""
@@ -202,17 +242,6 @@ class _Packed:
         for start in range(0, len(order), len(self._staging)):
             part = order[start : start + len(self._staging)]
             yield blocks[part], host_blocks[part]
-
-    def _launch(self, op: PlannedOp, blocks: IntArray) -> None:
-        cache = self._kernels.cache
-        k_cache, v_cache = cache.layers_as_one()
-        tensors = {
-            "k_cache": k_cache,
-            "v_cache": v_cache,
-            "block_ids": _sent(cache.ids_in_layers(blocks), cache.device),
-            "staging": self._staging[: len(blocks)].flatten(0, 1),
-        }
-        op.bind(tensors)()
 
 
 def _sent(values: IntArray, device: torch.device) -> torch.Tensor:

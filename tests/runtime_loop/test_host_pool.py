@@ -39,7 +39,13 @@ FORMATS = [
 ]
 NATIVE = {Op.PACK_BLOCKS: ("cpu_pack_blocks",), Op.UNPACK_BLOCKS: ("cpu_unpack_blocks",)}
 EAGER = {Op.PACK_BLOCKS: ("eager_pack_blocks",), Op.UNPACK_BLOCKS: ("eager_unpack_blocks",)}
-WAYS: dict[str, dict[Op, tuple[str, ...]] | None] = {"copies": None, "native": NATIVE, "eager": EAGER}
+WAYS: dict[str, tuple[dict[Op, tuple[str, ...]] | None, bool]] = {  # kernels, and whether through a staging buffer
+    "copies": (None, False),
+    "native": (NATIVE, False),
+    "eager": (EAGER, False),
+    "native staged": (NATIVE, True),
+    "eager staged": (EAGER, True),
+}
 BLOCKS, HOSTS = np.array([7, 2, 11, 0, 5]), np.array([6, 3, 4, 0, 5])
 BACK = np.array([1, 9, 3, 8, 4])
 
@@ -59,20 +65,21 @@ def content(cache: BlockMemory) -> list[torch.Tensor]:
     return [pool.clone().view(torch.uint8) for pool in cache.layers_as_one()]
 
 
-def dispatch_of(way: str) -> Dispatch | None:
-    fallbacks = WAYS[way]
-    return None if fallbacks is None else Dispatch(DEVICE, fallbacks=fallbacks)
+def host_of(cache: BlockMemory, num_blocks: int, way: str, turn: int) -> HostPool:
+    """Host memory that `turn` blocks go to at a time where there is a staging buffer."""
+    fallbacks, staged = WAYS[way]
+    dispatch = None if fallbacks is None else Dispatch(DEVICE, fallbacks=fallbacks)
+    return HostPool(cache, num_blocks, dispatch, turn * cache.block_bytes, staged)
 
 
-@pytest.mark.parametrize("turn", [1, 2, 100])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("way", "turn"), [*((way, 100) for way in WAYS), ("native staged", 1), ("native staged", 2)])
 @pytest.mark.parametrize("pool_format", FORMATS, ids=lambda f: f.key)
 def test_blocks_come_back_where_they_are_wanted_and_nothing_else_moves(
     pool_format: PoolFormat, way: str, turn: int
 ) -> None:
     cache = filled(pool_format)
     before = [t.clone().view(torch.uint8) for t in cache.block_tensors()]
-    host = HostPool(cache, 8, dispatch_of(way), staging_bytes=turn * cache.block_bytes)
+    host = host_of(cache, 8, way, turn)
     assert (host.selection is None) == (way == "copies")
     assert host.block_bytes == cache.block_bytes
     host.save(BLOCKS, HOSTS)
@@ -92,7 +99,7 @@ def test_all_ways_give_the_same_bytes_after_many_transfers(pool_format: PoolForm
     results = []
     for way in WAYS:
         cache = filled(pool_format, layers=2)
-        host = HostPool(cache, 9, dispatch_of(way), staging_bytes=3 * cache.block_bytes)
+        host = host_of(cache, 9, way, turn=3)
         random = np.random.default_rng(8)
         for _ in range(12):
             count = int(random.integers(1, 9))
@@ -106,9 +113,10 @@ def test_all_ways_give_the_same_bytes_after_many_transfers(pool_format: PoolForm
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
 
 
-def test_a_packed_block_is_k_then_v_of_each_layer() -> None:
+@pytest.mark.parametrize("way", [way for way in WAYS if way != "copies"])
+def test_a_packed_block_is_k_then_v_of_each_layer(way: str) -> None:
     cache = filled(FORMATS[0])
-    host = HostPool(cache, 4, dispatch_of("native"))
+    host = host_of(cache, 4, way, turn=100)
     host.save(np.array([9]), np.array([2]))
     memory: torch.Tensor = host._mover._memory  # type: ignore[attr-defined]
     for layer in range(3):
@@ -125,7 +133,7 @@ def test_adjacent_host_blocks_are_one_copy(monkeypatch: pytest.MonkeyPatch) -> N
         real(source, target)
 
     monkeypatch.setattr(host_pool, "copy", counted)
-    host = HostPool(filled(FORMATS[0]), 8, dispatch_of("native"))
+    host = host_of(filled(FORMATS[0]), 8, "native staged", turn=100)
     host.save(BLOCKS, HOSTS)  # host blocks 0 and 3 to 6, in whatever order they are named
     assert copies == [1, 4]
     host.load(HOSTS, BLOCKS)
@@ -172,9 +180,10 @@ def test_sizes_must_be_positive(name: str) -> None:
         HostPool(filled(FORMATS[0]), **sizes)
 
 
+@pytest.mark.parametrize("staged", [True, False])
 @pytest.mark.parametrize("pool_format", FORMATS, ids=lambda f: f.key)
 def test_the_kernels_that_a_gpu_would_run_give_the_same_bytes(
-    pool_format: PoolFormat, monkeypatch: pytest.MonkeyPatch
+    pool_format: PoolFormat, staged: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The whole way with the CUDA kernels, their PTX on the virtual GPU."""
     if importlib.util.find_spec("cuda") is None:
@@ -183,7 +192,7 @@ def test_the_kernels_that_a_gpu_would_run_give_the_same_bytes(
     monkeypatch.setattr(host_pool, "torch_device", lambda kind: torch.device("cpu"))
     options = VirtualGpuOptions(num_threads=1, capability=90)
     monkeypatch.setattr(attention, "make_executor", lambda kind, artifacts: VirtualGpu(artifacts, options))
-    host = HostPool(cache, 8, Dispatch(H100), staging_bytes=2 * cache.block_bytes)
+    host = HostPool(cache, 8, Dispatch(H100), 2 * cache.block_bytes, staged)
     assert host.selection is not None
     assert host.selection.variant.name == "cuda_pack_blocks"
     copies = HostPool(plain, 8)
@@ -194,10 +203,10 @@ def test_the_kernels_that_a_gpu_would_run_give_the_same_bytes(
     cache.check()
 
 
-def test_preempted_sequences_go_on_as_if_nothing_had_happened() -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_preempted_sequences_go_on_as_if_nothing_had_happened(way: str) -> None:
     model = ToyModel(12)
-    host = HostPool(model.cache, 64, dispatch_of("native"), staging_bytes=2 * model.cache.block_bytes)
-    swap = SwapSpace(64, host, SwapPolicy(Preemption.SWAP))
+    swap = SwapSpace(64, host_of(model.cache, 64, way, turn=2), SwapPolicy(Preemption.SWAP))
     loop = DecodeLoop(model, debug=True, swap=swap, shadow=True)
     prompts = [[(seed * 13 + i * 7) % VOCAB for i in range(length)] for seed, length in enumerate((5, 19, 2, 30))]
     results = loop.generate(prompts, 10, n=2)
