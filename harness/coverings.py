@@ -34,7 +34,7 @@ def cases_for(variant: Variant, device: Device, level: Level) -> tuple[Case, ...
     place of the cases that it takes, as many pairs as there are of what it takes.
 
     Numbers of cases for attention on a CPU: tiny 46, corner 244, production 38; of a cache operation 42, 65 and 36, of
-    packing or unpacking, 8-bit pools included, 51, 96 and 56. A GPU kernel is compiled for each shape and feature:
+    packing or unpacking, 8-bit pools included, 56, 97 and 36. A GPU kernel is compiled for each shape and feature:
     there, ratio, head dims and dtypes of a shape are paired with the rest one by one, and shapes with a quantised pool
     are added: 48, 215 and 39 cases.
     """
@@ -119,7 +119,7 @@ def dimensions_of(op: Op, level: Level, kind: DeviceKind = DeviceKind.CPU) -> di
         spans |= {"feature": d.FEATURES, "outputs": d.OUTPUTS, "values": d.VALUES}
     else:
         spans |= _cache_dimensions(op, level)
-        if kind is DeviceKind.CUDA or op in SWAPS:
+        if kind is DeviceKind.CUDA or (op in SWAPS and level is not Level.PRODUCTION):
             spans["shape"] += d.QUANTISED_CACHE_SHAPES if level is Level.CORNER else d.QUANTISED_CACHE_SHAPES[:2]
     if level is Level.TINY:
         spans |= {k: v[:n] for k, v in spans.items() if (n := {"feature": 6, "values": 2}.get(k))}  # no sinks
@@ -143,7 +143,7 @@ def _cache_dimensions(op: Op, level: Level) -> dict[str, tuple[Any, ...]]:
     if op is Op.COPY_BLOCKS or op in SWAPS:
         spans["skips"] = d.SKIPS
     if op in SWAPS:
-        spans |= {"table": ((),), "memory": d.SWAP_MEMORIES}
+        spans |= {"table": ((),), "memory": d.MEMORIES if level is Level.PRODUCTION else d.SWAP_MEMORIES}
     return spans
 
 
