@@ -10,14 +10,21 @@ import torch
 from pagedtune.kernels.dtypes import DType
 from pagedtune.kernels.launch import LaunchPlan, SlotSpec
 from pagedtune.kernels.pool_format import Layout, ScaleKind
-from pagedtune.kernels.slots import copy_blocks_slots, gather_kv_slots, kv_write_slots
+from pagedtune.kernels.slots import (
+    copy_blocks_slots,
+    gather_kv_slots,
+    kv_write_slots,
+    pack_blocks_slots,
+    unpack_blocks_slots,
+)
 from pagedtune.kernels.variant import Op
 
-from .case import Case, Family, Hazard
+from .case import SWAPS, Case, Family, Hazard
 from .content import coded_values, make_scales, store
 from .inputs import Inputs, make_pools, make_table, make_token_scales, make_workspaces, offset_of, unit_of
 from .memory import Carved, Poison, bits, carve
 from .placement import place
+from .swap_inputs import SwapInputs, expected_moves
 
 EXTRA_ROWS = 2  # of the gather outputs, past the last sequence: must stay as they are
 INT8_MAX = 127  # stored integers are symmetric: -128 is never written
@@ -41,6 +48,7 @@ class CacheInputs:
         self._rows = [self._new_rows((*rows, dim), rng) for dim in dims]
         self._slots = self._slot_mapping(rng)
         self._pairs = self._block_pairs(rng)
+        self._swap = SwapInputs(case, self._placement, rng)
 
     def make(self, plan: LaunchPlan, poison: Poison, sequences: Sequence[int] | None = None) -> Inputs:
         """Fresh tensors for a plan. The batch is always whole: `sequences` belongs to attention."""
@@ -53,6 +61,9 @@ class CacheInputs:
                 slots |= self._write_slots(plan, poison)
             case Op.COPY_BLOCKS:
                 slots["block_pairs"] = self._copy(self._pairs, poison)
+            case Op.PACK_BLOCKS | Op.UNPACK_BLOCKS:
+                slots["block_ids"] = self._copy(self._swap.block_ids, poison)
+                slots["staging"] = self._swap.staging(plan, poison)
             case _:
                 slots |= self._gather_slots(plan, poison)
         for name, scale in zip(("k_scale", "v_scale"), self._scales, strict=True):
@@ -60,7 +71,8 @@ class CacheInputs:
                 slots[name] = self._copy(scale, poison)
         access = {name: specs[name].access for name in slots}
         first_block, block_slots = self._placement.window_start, case.pool_format.block_slots
-        return Inputs(slots, make_workspaces(plan, poison), access, poison, first_block, block_slots)
+        whole = case.op in (Op.COPY_BLOCKS, *SWAPS)
+        return Inputs(slots, make_workspaces(plan, poison), access, poison, first_block, block_slots, whole)
 
     def _numbers(self, shape: tuple[int, int, int, int], rng: np.random.Generator) -> np.ndarray:
         if self._case.family is Family.CODED:
@@ -157,6 +169,8 @@ _SLOTS = {
     Op.KV_WRITE: kv_write_slots,
     Op.COPY_BLOCKS: copy_blocks_slots,
     Op.GATHER_KV: gather_kv_slots,
+    Op.PACK_BLOCKS: pack_blocks_slots,
+    Op.UNPACK_BLOCKS: unpack_blocks_slots,
 }
 
 
@@ -185,6 +199,8 @@ def expected(case: Case, before: Mapping[str, torch.Tensor], first_block: int) -
         for source, destination in before["block_pairs"].tolist():
             for name in case.pool_format.block_slots if min(source, destination) >= 0 else ():
                 bits(after[name])[destination - first_block] = bits(before[name])[source - first_block]
+    elif case.op in SWAPS:
+        expected_moves(case.op, before, after, first_block)
     else:
         for seq, context_len in enumerate(before["context_lens"].tolist()):
             for token in range(context_len):

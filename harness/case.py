@@ -42,6 +42,8 @@ class Hazard(StrEnum):
     INF_SINKS = "inf_sinks"
     LIVE_NAN = "live_nan"
     SKIPPED_TOKENS = "skipped_tokens"
+    HIGH_STAGING = "high_staging"
+    GAPPED_POOL = "gapped_pool"
 
     @property
     def reason(self) -> str:
@@ -66,7 +68,9 @@ HAZARD_REASONS = {
     Hazard.HUGE_SINKS: "sinks of ±10^4: exp(sink) alone overflows, so the sink must take part in the maximum",
     Hazard.INF_SINKS: "sinks of ±inf: -inf must change nothing, +inf gives O = 0 and LSE = inf, never NaN",
     Hazard.LIVE_NAN: "one V element of one sequence is NaN: it must reach that sequence's dimension and no other",
-    Hazard.SKIPPED_TOKENS: "a written token has slot -1 and NaN as its value, a copied block is -1: no trace of them",
+    Hazard.SKIPPED_TOKENS: "a written token has slot -1 and NaN as its value, a listed block is -1: no trace of them",
+    Hazard.GAPPED_POOL: "there are gaps inside the blocks of a pool: a block is not one piece of memory",
+    Hazard.HIGH_STAGING: "the one live row of the staging buffer lies above 2^32 elements: a 32-bit offset wraps",
 }
 
 
@@ -87,7 +91,8 @@ class Case:
         problem: `max_query_len` covers the workload.
         pool_format: layout of the pool.
         workload: lengths. Of the cache operations, `kv_write` writes the query tokens of each sequence, `gather_kv`
-            gathers the contexts, `copy_blocks` copies half of the blocks of the contexts.
+            gathers the contexts, `copy_blocks` copies half of the blocks of the contexts, `pack_blocks` and
+            `unpack_blocks` move most of the blocks.
         family: how the numbers are made.
         hazards: sorted, without repetition.
         seed: of all random numbers.
@@ -126,7 +131,8 @@ class Case:
     def bounds(self) -> Bounds:
         """The bounds that the plan is made for.
 
-        Gathered rows count as query tokens, and a block pair as a sequence: `Bounds` knows no other sizes.
+        Gathered rows count as query tokens, a block pair and a listed block as a sequence: `Bounds` knows no other
+        sizes.
         """
         if self.planned_for is not None:
             return self.planned_for
@@ -137,16 +143,21 @@ class Case:
             query_len = context_len
         elif self.op is Op.COPY_BLOCKS:
             num_seqs = max(num_seqs, self.workload.num_blocks(self.pool_format.block_size))
+        elif self.op in SWAPS:
+            num_seqs = max(num_seqs, 2, self.workload.num_blocks(self.pool_format.block_size))
         if Hazard.LOOSE_BOUNDS in self.hazards:
             return Bounds(num_seqs + 3, 4 * context_len + 70, query_len + (query_len > 1))
         return Bounds(num_seqs, context_len, query_len)
 
 
+SWAPS = (Op.PACK_BLOCKS, Op.UNPACK_BLOCKS)
 _EXCLUSIVE = (
     (Hazard.TAIL_MINUS_ONE, Hazard.TAIL_INT_MAX, Hazard.TAIL_FOREIGN),
     (Hazard.IDENTITY_TABLE, Hazard.SHARED_BLOCKS),
     (Hazard.STRIDED_POOL, Hazard.HIGH_POOL),
+    (Hazard.GAPPED_POOL, Hazard.HIGH_POOL),
     (Hazard.HUGE_SINKS, Hazard.INF_SINKS),
+    (Hazard.HIGH_STAGING, Hazard.SKIPPED_TOKENS),  # all rows but the last are skipped as it is
 )
 _ATTENTION_ONLY = {
     Hazard.REPLAY,
@@ -166,8 +177,10 @@ def reject_case(case: Case) -> str | None:
             return f"only one of {', '.join(group)} can hold"
     if case.op is not Op.ATTENTION and hazards & _ATTENTION_ONLY:
         return f"{', '.join(sorted(hazards & _ATTENTION_ONLY))} belong to attention"
-    if Hazard.SKIPPED_TOKENS in hazards and case.op not in (Op.KV_WRITE, Op.COPY_BLOCKS):
-        return "skipped_tokens belongs to kv_write and copy_blocks"
+    if Hazard.SKIPPED_TOKENS in hazards and case.op not in (Op.KV_WRITE, Op.COPY_BLOCKS, *SWAPS):
+        return "skipped_tokens belongs to kv_write, copy_blocks, pack_blocks and unpack_blocks"
+    if Hazard.HIGH_STAGING in hazards and case.op not in SWAPS:
+        return "high_staging belongs to pack_blocks and unpack_blocks"
     if hazards & {Hazard.HUGE_SINKS, Hazard.INF_SINKS} and not problem.sinks:
         return "a hazard of sinks needs a problem with sinks"
     if Hazard.SATURATED_CAP in hazards and (problem.soft_cap is None or case.family is not Family.RANDOM):

@@ -23,7 +23,7 @@ from pagedtune.kernels.variant import Op, Variant
 from pagedtune.kernels.workload import Workload
 
 from . import dimensions as d
-from .case import Case, Family, Hazard, Level
+from .case import SWAPS, Case, Family, Hazard, Level
 from .config_corners import NUM_CORNERS
 from .pairwise import covering_rows
 
@@ -134,7 +134,7 @@ def dimensions_of(op: Op, level: Level, kind: DeviceKind = DeviceKind.CPU) -> di
     if op is Op.ATTENTION:
         spans |= {"feature": d.FEATURES, "outputs": d.OUTPUTS, "values": d.VALUES}
     else:
-        spans |= _cache_dimensions(op, gpu)
+        spans |= _cache_dimensions(op, level, gpu)
     if level is Level.TINY:
         spans |= {k: v[:n] for k, v in spans.items() if (n := {"feature": 6, "values": 2}.get(k))}  # no sinks
     elif production and gpu:
@@ -148,17 +148,18 @@ def dimensions_of(op: Op, level: Level, kind: DeviceKind = DeviceKind.CPU) -> di
 def _shapes(op: Op, level: Level, kind: DeviceKind) -> dict[str, tuple[Any, ...]]:
     """Heads, head dims and dtypes: as whole shapes, or as dimensions of their own where a case is compiled anyway."""
     gpu = kind is DeviceKind.CUDA
+    eight_bit = gpu or (op in SWAPS and level is not Level.PRODUCTION)  # moving bits takes no arithmetic of a CPU
     if level is Level.TINY:
-        return {"shape": d.TINY_SHAPES + (d.QUANTISED_SHAPE,) * gpu}
+        return {"shape": d.TINY_SHAPES + (d.QUANTISED_SHAPE,) * eight_bit}
     if op is not Op.ATTENTION and (level is Level.CORNER or gpu):
-        return {"shape": d.CACHE_SHAPES + d.QUANTISED_CACHE_SHAPES * gpu}
+        return {"shape": d.CACHE_SHAPES + d.QUANTISED_CACHE_SHAPES * eight_bit}
     if gpu:
         heads = d.HEADS if level is Level.CORNER else d.MODEL_HEADS
         return {"heads": heads, "head_dims": d.HEAD_DIMS, "dtypes": d.DTYPES}
     return {"shape": d.SHAPES if level is Level.CORNER else d.MODEL_SHAPES}
 
 
-def _cache_dimensions(op: Op, gpu: bool) -> dict[str, tuple[Any, ...]]:
+def _cache_dimensions(op: Op, level: Level, gpu: bool) -> dict[str, tuple[Any, ...]]:
     spans: dict[str, tuple[Any, ...]] = {"feature": (d.PLAIN,), "launch": d.LAUNCHES[:2]}
     if op is not Op.GATHER_KV:
         spans["tail"] = ((),)  # no table
@@ -168,8 +169,10 @@ def _cache_dimensions(op: Op, gpu: bool) -> dict[str, tuple[Any, ...]]:
     else:
         moved = (ScaleKind.PER_TOKEN_HEAD,) * gpu  # others are no business of these ops
         spans |= {"queries": ("decode",), "scale_kind": (ScaleKind.NONE, *moved)}
-    if op is Op.COPY_BLOCKS:
+    if op is Op.COPY_BLOCKS or op in SWAPS:
         spans["skips"] = d.SKIPS
+    if op in SWAPS:
+        spans |= {"table": ((),), "memory": d.MEMORIES if level is Level.PRODUCTION else d.SWAP_MEMORIES}
     return spans
 
 
@@ -184,6 +187,8 @@ def possible(row: Row, kind: DeviceKind = DeviceKind.CPU) -> bool:
     if dtypes and dtypes[1] is DType.INT8 and Hazard.LIVE_NAN in hazards:
         return False
     if "feature" in row and hazards & {Hazard.HUGE_SINKS, Hazard.INF_SINKS} and not row["feature"].fields.get("sinks"):
+        return False
+    if {Hazard.HIGH_STAGING, Hazard.SKIPPED_TOKENS} <= hazards:
         return False
     if row.get("family", Family.RANDOM) is not Family.RANDOM and hazards & {Hazard.SATURATED_CAP, Hazard.LIVE_NAN}:
         return False

@@ -153,8 +153,9 @@ MEMORIES = (
     (Hazard.OFFSET_BASE,),
     (Hazard.HIGH_POOL,),
     (Hazard.STRIDED_POOL,),
-    (Hazard.OFFSET_BASE, Hazard.STRIDED, Hazard.STRIDED_POOL),
+    (Hazard.GAPPED_POOL, Hazard.OFFSET_BASE, Hazard.STRIDED, Hazard.STRIDED_POOL),
 )
+SWAP_MEMORIES = (*MEMORIES, (Hazard.HIGH_STAGING,), (Hazard.GAPPED_POOL,))
 LAUNCHES = ((), (Hazard.LOOSE_BOUNDS,), (Hazard.REPLAY,))
 OUTPUTS = ((), (Hazard.NO_LSE,))
 VALUES = ((), (Hazard.LIVE_NAN,), (Hazard.HUGE_SINKS,), (Hazard.INF_SINKS,))

@@ -98,8 +98,8 @@ def _examine(
     try:
         runs = [runner.first(Poison.NAN), runner.first(Poison.FINITE)]
     except OSError as error:
-        if Hazard.HIGH_POOL in case.hazards:
-            raise PoolUnavailable(f"no address space for a pool above 2^32 elements: {error}") from error
+        if {Hazard.HIGH_POOL, Hazard.HIGH_STAGING} & set(case.hazards):
+            raise PoolUnavailable(f"no address space for memory above 2^32 elements: {error}") from error
         raise
     # The third launch finds the workspaces as the first one left them.
     runs.append(runner.again(runs[0]))

@@ -34,6 +34,7 @@ class Inputs:
         poison: what fills memory that must not matter.
         first_block: first block of the pool that `Carved.parent` of a pool tensor covers.
         block_slots: see `PoolFormat.block_slots`: pool tensors.
+        whole_blocks: whether blocks move as they are, slots that no token lives in included.
     """
 
     slots: Mapping[str, Carved]
@@ -42,6 +43,7 @@ class Inputs:
     poison: Poison
     first_block: int = 0
     block_slots: tuple[str, ...] = ("k_cache", "v_cache")
+    whole_blocks: bool = False
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -196,8 +198,10 @@ def make_pools(
         else:
             # K blocks lie twice their size apart, V blocks a row more than theirs.
             apart = shape[1] if name == "k_cache" else 1
+            unit = unit_of(plan, name)
             pad = [0, apart if Hazard.STRIDED_POOL in case.hazards else 0, *(0 for _ in shape[2:])]
-            carved = carve(shape, values.dtype, poison, pad, offset_of(case, unit_of(plan, name)))
+            pad[2] = _gap(shape, unit) if Hazard.GAPPED_POOL in case.hazards else 0
+            carved = carve(shape, values.dtype, poison, pad, offset_of(case, unit))
         target = canonical(carved.view[placement.window_start :], case.pool_format, name == "k_cache")
         live = torch.from_numpy(placement.live)
         bits(target)[live] = bits(values).view(*target.shape)[live]
@@ -234,6 +238,11 @@ def make_token_scales(
         target[live] = values.transpose(1, 2)[live]
         found[name] = carved
     return found
+
+
+def _gap(shape: Sequence[int], unit: int) -> int:
+    """By how much the third dimension is longer in memory than in the view: strides stay multiples of `unit`."""
+    return unit // math.gcd(unit, math.prod(shape[3:]))
 
 
 def canonical(pool: torch.Tensor, pool_format: PoolFormat, is_k: bool) -> torch.Tensor:

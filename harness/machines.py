@@ -109,8 +109,8 @@ class VirtualMachine:
 
 def dead_slots(inputs: Inputs) -> dict[str, torch.Tensor]:
     """By pool that is only read, which elements hold nothing that a result may depend on: those with the poison that no
-    number equals. (A block copy takes what no token lives in along with the rest.)"""
-    if inputs.poison is not Poison.NAN:
+    number equals. (What moves whole blocks takes what no token lives in along with the rest.)"""
+    if inputs.poison is not Poison.NAN or inputs.whole_blocks:
         return {}
     found = {}
     for name in inputs.block_slots:

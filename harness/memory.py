@@ -179,8 +179,20 @@ def reserve(shape: Sequence[int], dtype: torch.dtype, window_start: int) -> Carv
     Raises:
         OSError: the system refuses the address space.
     """
-    num_bytes = math.prod(shape) * dtype.itemsize
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", _MAP_NORESERVE_LINUX)
-    flat = torch.frombuffer(mmap.mmap(-1, num_bytes, flags=flags), dtype=dtype)
-    view = flat.view(tuple(shape))
+    view = _reserved(math.prod(shape), dtype).view(tuple(shape))
     return Carved(view[window_start:].view(-1), view, guarded=False)
+
+
+def reserve_rows(rows: int, length: int, stride: int, dtype: torch.dtype) -> Carved:
+    """Rows `stride` elements apart, of which only the last exists (`parent`); pages are committed when touched.
+
+    Raises:
+        OSError: the system refuses the address space.
+    """
+    flat = _reserved((rows - 1) * stride + length, dtype)
+    return Carved(flat[-length:], flat.as_strided((rows, length), (stride, 1)), guarded=False)
+
+
+def _reserved(num_elements: int, dtype: torch.dtype) -> torch.Tensor:
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", _MAP_NORESERVE_LINUX)
+    return torch.frombuffer(mmap.mmap(-1, num_elements * dtype.itemsize, flags=flags), dtype=dtype)

@@ -6,15 +6,19 @@ import difflib
 
 from .cpu_cache import CpuCopyBlocks, CpuGatherKV, CpuKVWrite
 from .cpu_split import CpuSplit
+from .cpu_swap import CpuPackBlocks, CpuUnpackBlocks
 from .cuda_cache import CudaCopyBlocks, CudaGatherKV, CudaKVWrite
 from .cuda_paged import CudaPaged
 from .cuda_split_mma import CudaSplitMma
 from .cuda_split_simt import CudaSplitSimt
+from .cuda_swap import CudaPackBlocks, CudaUnpackBlocks
 from .device import DeviceKind
 from .eager import Eager
 from .eager_cache import EagerCopyBlocks, EagerGatherKV, EagerKVWrite
+from .eager_swap import EagerPackBlocks, EagerUnpackBlocks
 from .triton_cache import TritonCopyBlocks, TritonGatherKV, TritonKVWrite
 from .triton_split import TritonSplit
+from .triton_swap import TritonPackBlocks, TritonUnpackBlocks
 from .variant import Op, Variant
 
 VARIANTS: tuple[Variant, ...] = (
@@ -26,6 +30,10 @@ VARIANTS: tuple[Variant, ...] = (
     CpuCopyBlocks(),
     EagerGatherKV(),
     CpuGatherKV(),
+    EagerPackBlocks(),
+    CpuPackBlocks(),
+    EagerUnpackBlocks(),
+    CpuUnpackBlocks(),
     TritonSplit(),
     CudaPaged(),
     CudaKVWrite(),
@@ -36,6 +44,10 @@ VARIANTS: tuple[Variant, ...] = (
     TritonGatherKV(),
     CudaSplitMma(),
     CudaSplitSimt(),
+    CudaPackBlocks(),
+    CudaUnpackBlocks(),
+    TritonPackBlocks(),
+    TritonUnpackBlocks(),
 )
 
 

@@ -1,4 +1,6 @@
-"""Host side of the CUDA cache operations (`kernels/cuda/cache_ops.cu`): write, copy and gather of KV blocks."""
+"""Host side of the CUDA cache operations (`kernels/cuda/cache_ops.cu`): write, copy and gather of KV blocks.
+
+Packing and unpacking are in `cuda_swap.py`."""
 
 from __future__ import annotations
 
@@ -11,8 +13,8 @@ from .artifact import Artifact, KernelAbi
 from .bounds import Bounds
 from .device import Device, DeviceKind
 from .dtypes import DType
-from .gpu_cache import cache_limits, chunks_of, first_default, runs_of, strided_dims, vector_elements, widest_rows
-from .launch import Arg, KernelStep, LaunchPlan, ScalarArg, SizeArg, SlotArg, SlotSpec, StrideArg
+from .gpu_cache import block_strides, cache_limits, chunks_of, first_default, runs_of, vector_elements, widest_rows
+from .launch import Arg, KernelStep, LaunchPlan, SizeArg, SlotArg, SlotSpec, StrideArg
 from .native_args import abi_of, i64, pointers, scale_stride, strides, token_scale_strides
 from .pool_format import Layout, PoolFormat
 from .problem import Problem
@@ -23,6 +25,7 @@ SOURCE = Path(__file__).parent / "cuda" / "cache_ops.cu"
 WARP_CHOICES = (4, 2, 8)
 VECTOR_CHOICES = (16, 8, 4)
 UNROLL_CHOICES = (1, 2, 4)
+_OPS = (Op.KV_WRITE, Op.COPY_BLOCKS, Op.GATHER_KV, Op.PACK_BLOCKS, Op.UNPACK_BLOCKS)  # by PT_OP
 _CODES = {DType.FP32: 0, DType.BF16: 1, DType.FP16: 2, DType.FP8_E4M3: 3, DType.INT8: 4}
 
 
@@ -137,7 +140,7 @@ class _CudaCacheOp(Variant):
         xpacked = pool_format.layout is Layout.XPACKED
         vectors = self._vectors(problem, pool_format, config)
         return {
-            "PT_OP": (Op.KV_WRITE, Op.COPY_BLOCKS, Op.GATHER_KV).index(self.op),
+            "PT_OP": _OPS.index(self.op),
             "PT_HEADS": problem.num_kv_heads,
             "PT_HEAD_DIM_K": problem.head_dim,
             "PT_HEAD_DIM_V": problem.head_dim_v,
@@ -271,7 +274,8 @@ class CudaCopyBlocks(_CudaCacheOp):
     ) -> tuple[Arg, ...]:
         return (
             *pointers("k_cache", "v_cache", "block_pairs"),
-            *(arg for name in ("k", "v") for arg in _block_strides(problem, pool_format, name)),
+            *block_strides(pool_format, "k"),
+            *block_strides(pool_format, "v"),
             SizeArg("block_pairs", 0),
             *i64(self._chunks(problem, pool_format, config)[0]),
             *pointers("k_scale", "v_scale"),
@@ -328,14 +332,4 @@ def _pool_args(pool_format: PoolFormat) -> tuple[Arg, ...]:
     return (
         *strides("k_cache", (k.block, k.slot, k.head, k.dim)),
         *strides("v_cache", (v.block, v.slot, v.head, v.dim)),
-    )
-
-
-def _block_strides(problem: Problem, pool_format: PoolFormat, name: str) -> tuple[Arg, ...]:
-    """Strides of the block and of its runs, padded to three."""
-    dims = strided_dims(pool_format)[name]
-    return (
-        StrideArg(f"{name}_cache", 0),
-        *(ScalarArg(0, abi_of((StrideArg(name, 0),)).arg_types[0]) for _ in range(3 - len(dims))),
-        *strides(f"{name}_cache", dims),
     )

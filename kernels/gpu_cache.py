@@ -1,12 +1,16 @@
-"""What the CUDA and the Triton cache operations share: how wide rows may be accessed, and what a launch covers."""
+"""What the cache operations share: how a block lies in a pool, how wide rows may be accessed, what a launch covers."""
 
 from __future__ import annotations
 
 from .bounds import Bounds
 from .device import Device
-from .pool_format import Layout, PoolFormat
+from .launch import Arg, StrideArg
+from .native_args import i64, strides
+from .pool_format import Layout, PoolFormat, ScaleKind
 from .problem import Problem
 from .variant import Config, Op, Variant
+
+_SCALES_APART = frozenset((ScaleKind.NONE, ScaleKind.PER_TENSOR, ScaleKind.PER_HEAD))  # they belong to no block
 
 
 def vector_elements(count: int, itemsize: int, vector_bytes: int) -> int:
@@ -46,17 +50,33 @@ def strided_dims(pool_format: PoolFormat) -> dict[str, tuple[int, ...]]:
     return {"k": (1, 2, 3) if pool_format.layout is Layout.XPACKED else (1, 2), "v": (1, 2)}
 
 
+def block_strides(pool_format: PoolFormat, name: str) -> tuple[Arg, ...]:
+    """Strides of the block and of its three counts of runs, of pool `k` or `v`; 0 for a count that the layout lacks."""
+    dims = strided_dims(pool_format)[name]
+    return (StrideArg(f"{name}_cache", 0), *i64(*(0,) * (3 - len(dims))), *strides(f"{name}_cache", dims))
+
+
+def reject_scales_of_blocks(pool_format: PoolFormat) -> str | None:
+    """Why a staging row, which holds K and V alone, is not all that belongs to a block, or None."""
+    if pool_format.scale_kind in _SCALES_APART:
+        return None
+    return f"scale kind {pool_format.scale_kind} has scales in each block, and a packed block is K and V alone"
+
+
 def chunks_of(total: int, one: int) -> int:
     """Chunks of `one` that cover `total`."""
     return -(-total // one)
 
 
 def cache_limits(op: Op, bounds: Bounds) -> dict[str, int]:
-    """Largest sizes that a launch of a cache operation covers. A block pair counts as a sequence: `Bounds` knows no
-    other sizes; of a gather the tokens are those of the output, which may be longer than what is gathered."""
+    """Largest sizes that a launch of a cache operation covers. A block pair, and a block that is packed or unpacked,
+    counts as a sequence: `Bounds` knows no other sizes; of a gather the tokens are those of the output, which may be
+    longer than what is gathered."""
     limits = {
         Op.KV_WRITE: {"num_tokens": bounds.max_num_tokens},
         Op.COPY_BLOCKS: {"num_pairs": bounds.max_num_seqs},
         Op.GATHER_KV: {"num_seqs": bounds.max_num_seqs},
+        Op.PACK_BLOCKS: {"num_listed": bounds.max_num_seqs},
+        Op.UNPACK_BLOCKS: {"num_listed": bounds.max_num_seqs},
     }
     return limits[op]

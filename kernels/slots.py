@@ -1,11 +1,13 @@
 """The named tensors of each op: one declaration that is documentation, check and binding at once.
 
 Symbols in the shapes: `num_tokens` query or written tokens, `num_seqs` sequences,
-`num_blocks` blocks of the pool, `max_blocks` columns of the block table, `num_pairs` block copies.
+`num_blocks` blocks of the pool, `max_blocks` columns of the block table, `num_pairs` block copies, `num_listed` blocks
+that are packed or unpacked.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -100,6 +102,36 @@ def gather_kv_slots(problem: Problem, pool_format: PoolFormat) -> dict[str, Slot
         "k_out": SlotSpec(dtype, ("num_tokens", heads, problem.head_dim), Access.INOUT, (2,), contiguous=True),
         "v_out": SlotSpec(dtype, ("num_tokens", heads, problem.head_dim_v), Access.INOUT, (2,), contiguous=True),
     }
+
+
+def pack_blocks_slots(problem: Problem, pool_format: PoolFormat) -> dict[str, SlotSpec]:
+    """Slots of `Op.PACK_BLOCKS`: the blocks that `block_ids` int64 [num_listed] names go to the rows of `staging`
+    [num_listed, sum of `block_elements`] in the pool's dtype, block `block_ids[i]` to row i: first its K elements, then
+    its V elements, each without gaps in the order of the pool tensor's dimensions, bit for bit, slots without a token
+    included. So a row is all that a layer keeps of a block, and adjacent rows are one transfer; any row stride.
+
+    The row of a negative id stays as it is. A block may be listed more than once."""
+    return _staging_slots(problem, pool_format, pools=Access.IN, staging=Access.INOUT)
+
+
+def unpack_blocks_slots(problem: Problem, pool_format: PoolFormat) -> dict[str, SlotSpec]:
+    """Slots of `Op.UNPACK_BLOCKS`, the reverse of `Op.PACK_BLOCKS`: row i of `staging` goes to block `block_ids[i]` of
+    both pools. The row of a negative id is skipped; no other id occurs twice."""
+    return _staging_slots(problem, pool_format, pools=Access.INOUT, staging=Access.IN)
+
+
+def _staging_slots(problem: Problem, pool_format: PoolFormat, pools: Access, staging: Access) -> dict[str, SlotSpec]:
+    row = sum(block_elements(problem, pool_format))
+    return {
+        "block_ids": SlotSpec(torch.int64, ("num_listed",), contiguous=True),
+        "staging": SlotSpec(pool_format.kv_dtype.torch, ("num_listed", row), staging, unit_stride=(1,)),
+        **pool_slots(problem, pool_format, pools),
+    }
+
+
+def block_elements(problem: Problem, pool_format: PoolFormat) -> tuple[int, int]:
+    """Elements of a K block and of a V block in one layer."""
+    return math.prod(pool_format.k_shape(1, problem)), math.prod(pool_format.v_shape(1, problem))
 
 
 def pool_slots(problem: Problem, pool_format: PoolFormat, access: Access) -> dict[str, SlotSpec]:

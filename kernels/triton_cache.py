@@ -1,4 +1,6 @@
-"""Host side of the Triton cache operations (`kernels/triton/cache_kernels.py`): write, copy and gather of KV blocks."""
+"""Host side of the Triton cache operations (`kernels/triton/cache_kernels.py`): write, copy and gather of KV blocks.
+
+Packing and unpacking are in `triton_swap.py`."""
 
 from __future__ import annotations
 
@@ -11,12 +13,12 @@ from .artifact import Artifact
 from .bounds import Bounds
 from .device import Device, DeviceKind
 from .dtypes import DType
-from .gpu_cache import cache_limits, chunks_of, runs_of, strided_dims
+from .gpu_cache import block_strides, cache_limits, chunks_of, runs_of
 from .launch import Arg, CType, KernelStep, LaunchPlan, ScalarArg, SizeArg, StrideArg
-from .native_args import i64, pointers, scale_stride, strides, token_scale_strides
+from .native_args import pointers, scale_stride, strides, token_scale_strides
 from .pool_format import Layout, PoolFormat
 from .problem import Problem
-from .slots import aligned, copy_blocks_slots, gather_kv_slots, kv_write_slots
+from .slots import aligned, copy_blocks_slots, gather_kv_slots, kv_write_slots, pack_blocks_slots, unpack_blocks_slots
 from .variant import Config, Op, Properties, Variant
 
 SOURCE = Path(__file__).parent / "triton" / "cache_kernels.py"
@@ -24,7 +26,13 @@ VECTOR_BYTES = 16  # widest access of a thread
 WARP_CHOICES = (4, 2, 1, 8)
 UNROLL_CHOICES = (1, 2, 4)
 _TYPES = {DType.BF16: "bf16", DType.FP16: "fp16", DType.FP32: "fp32", DType.FP8_E4M3: "fp8e4nv", DType.INT8: "i8"}
-_SLOTS = {Op.KV_WRITE: kv_write_slots, Op.COPY_BLOCKS: copy_blocks_slots, Op.GATHER_KV: gather_kv_slots}
+_SLOTS = {
+    Op.KV_WRITE: kv_write_slots,
+    Op.COPY_BLOCKS: copy_blocks_slots,
+    Op.GATHER_KV: gather_kv_slots,
+    Op.PACK_BLOCKS: pack_blocks_slots,
+    Op.UNPACK_BLOCKS: unpack_blocks_slots,
+}
 _HIDDEN = (ScalarArg(0, CType.POINTER), ScalarArg(0, CType.POINTER))  # Triton's scratch memories, which are unused
 
 
@@ -97,7 +105,9 @@ class _TritonCacheOp(Variant):
         signature = self._pointers(problem, pool_format) | dict.fromkeys(integers, "i64")
         constants = self._constants(problem, pool_format, config)
         divisible = self._divisible(problem, pool_format)
-        kernel = TritonKernel(SOURCE, self.entry, signature, constants, divisible, config.num_warps, num_stages=1)
+        kernel = TritonKernel(
+            self._source(), self.entry, signature, constants, divisible, config.num_warps, num_stages=1
+        )
         return (build_triton(kernel, device.capability),)
 
     def plan(self, problem: Problem, pool_format: PoolFormat, config: Config, bounds: Bounds) -> LaunchPlan:
@@ -114,6 +124,9 @@ class _TritonCacheOp(Variant):
         if not isinstance(config, self.config_type):
             raise TypeError(f"{self.name} takes a {self.config_type.__name__}, not {type(config).__name__}")
         return config
+
+    def _source(self) -> Path:
+        return SOURCE
 
     def _bits(self, pool_format: PoolFormat) -> str:
         """The pool's elements as integers: copies change no bit."""
@@ -248,12 +261,7 @@ class TritonCopyBlocks(_TritonCacheOp):
         return {**pools, "block_pairs": "*i64", **dict.fromkeys(("k_scale", "v_scale"), "*i32")}
 
     def _integers(self, pool_format: PoolFormat, config: TritonCopyConfig, bounds: Bounds) -> dict[str, Arg]:
-        found: dict[str, Arg] = {}
-        for name, dims in strided_dims(pool_format).items():
-            found[f"{name}_block"] = StrideArg(f"{name}_cache", 0)
-            runs: tuple[Arg, ...] = (*i64(*(0,) * (3 - len(dims))), *strides(f"{name}_cache", dims))
-            found |= {f"{name}_{axis}": arg for axis, arg in zip("abc", runs, strict=True)}
-        return found | {"num_pairs": SizeArg("block_pairs", 0)} | _scale_strides(pool_format)
+        return run_strides(pool_format) | {"num_pairs": SizeArg("block_pairs", 0)} | _scale_strides(pool_format)
 
     def _constants(self, problem: Problem, pool_format: PoolFormat, config: TritonCopyConfig) -> dict[str, object]:
         runs = {
@@ -327,6 +335,16 @@ def _scale_strides(pool_format: PoolFormat) -> dict[str, Arg]:
     """Strides of block and head of the scales of tokens, of K and of V."""
     names = ("scale_k_block", "scale_k_head", "scale_v_block", "scale_v_head")
     return dict(zip(names, token_scale_strides(pool_format), strict=True))
+
+
+def run_strides(pool_format: PoolFormat) -> dict[str, Arg]:
+    """Strides of the block and of its runs, of K and of V."""
+    names = ("block", "a", "b", "c")
+    return {
+        f"{name}_{of}": arg
+        for name in ("k", "v")
+        for of, arg in zip(names, block_strides(pool_format, name), strict=True)
+    }
 
 
 def _pool_strides(pool_format: PoolFormat) -> dict[str, Arg]:

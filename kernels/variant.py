@@ -24,6 +24,8 @@ class Op(StrEnum):
     KV_WRITE = "kv_write"
     COPY_BLOCKS = "copy_blocks"
     GATHER_KV = "gather_kv"
+    PACK_BLOCKS = "pack_blocks"
+    UNPACK_BLOCKS = "unpack_blocks"
 
 
 @dataclass(frozen=True)

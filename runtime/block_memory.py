@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import weakref
 
+import numpy as np
 import torch
 
 from ..kernels.memory import huge_empty
 from ..kernels.problem import require_positive
+from .arrays import IntArray
 from .errors import CacheInUse, Invariant, InvariantViolation
 
 POISON = 0xFF  # every byte of a guard block: NaN in fp32, bf16, fp16 and fp8_e4m3, -1 in int8
@@ -75,6 +77,18 @@ class BlockMemory:
     def block_tensors(self) -> tuple[torch.Tensor, ...]:
         """Views of everything that belongs to a block and moves with it, each [num_layers, num_blocks, ...]."""
         return tuple(pool[:, self._guards : self._guards + self.num_blocks] for pool in self._pools.values())
+
+    def layers_as_one(self) -> tuple[torch.Tensor, ...]:
+        """Views of the pools, each [num_layers * physical_blocks, ...]: the blocks of all layers as those of one, for a
+        launch that moves a block in every layer."""
+        return tuple(pool.view(-1, *pool.shape[2:]) for pool in self._pools.values())
+
+    def ids_in_layers(self, blocks: IntArray) -> IntArray:
+        """Numbers of `blocks` in `layers_as_one`, [len(blocks) * num_layers]: those of a block in every layer, then the
+        next one's."""
+        layers = self.physical_blocks * np.arange(self.num_layers)
+        ids: IntArray = (blocks[:, None] + self._guards + layers).reshape(-1)
+        return ids
 
     @property
     def block_bytes(self) -> int:

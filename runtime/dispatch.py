@@ -25,9 +25,11 @@ _LOG = logging.getLogger(__name__)
 # and takes every float format.
 DEFAULT_FALLBACKS = {
     Op.ATTENTION: ("cpu_split", "eager", "triton_split", "cuda_paged"),
-    Op.KV_WRITE: ("cpu_kv_write", "eager_kv_write"),
-    Op.COPY_BLOCKS: ("cpu_copy_blocks", "eager_copy_blocks"),
-    Op.GATHER_KV: ("cpu_gather_kv", "eager_gather_kv"),
+    Op.KV_WRITE: ("cpu_kv_write", "eager_kv_write", "cuda_kv_write"),
+    Op.COPY_BLOCKS: ("cpu_copy_blocks", "eager_copy_blocks", "cuda_copy_blocks"),
+    Op.GATHER_KV: ("cpu_gather_kv", "eager_gather_kv", "cuda_gather_kv"),
+    Op.PACK_BLOCKS: ("cpu_pack_blocks", "eager_pack_blocks", "cuda_pack_blocks"),
+    Op.UNPACK_BLOCKS: ("cpu_unpack_blocks", "eager_unpack_blocks", "cuda_unpack_blocks"),
 }
 
 

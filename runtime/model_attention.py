@@ -9,7 +9,7 @@ import torch
 
 from ..kernels.bounds import Bounds, bucket_of
 from ..kernels.variant import Op
-from .attention import PagedOp, PlannedOp, Workspaces
+from .attention import PagedOp, Workspaces
 from .dispatch import Dispatch, NoKernel
 from .kv_cache import KVCache
 from .launch_group import LaunchGroup, LayerAttention, Run, pool_tensors
@@ -62,7 +62,7 @@ class ModelAttention:
         self._v = torch.zeros((tokens, heads, problem.head_dim_v), dtype=dtype, device=cache.device)
         self._slot_mapping = torch.full((tokens,), -1, dtype=torch.int64, device=cache.device)
         self._writer = PagedOp(Op.KV_WRITE, problem, cache.pool_format, dispatch, workspaces)
-        self._copier = _copier(PagedOp(Op.COPY_BLOCKS, problem, cache.pool_format, dispatch, workspaces))
+        self._copier = _copier(PagedOp(Op.COPY_BLOCKS, problem, cache.pool_format, dispatch, workspaces), rows)
         self._bound_writes: dict[int, list[Run]] = {}
         self._writes: list[Run] = []
         self._num_decodes = self._num_tokens = 0
@@ -132,8 +132,9 @@ class ModelAttention:
         if self._copier is None:
             copy_blocks(self.cache, pairs)
             return
+        copier = self._copier.plan(Bounds(len(pairs), 1))
         for layer in range(self.cache.num_layers):
-            self._copier.bind({"block_pairs": pairs, **pool_tensors(self.cache, layer)})()
+            copier.bind({"block_pairs": pairs, **pool_tensors(self.cache, layer)})()
 
     def _output(self) -> torch.Tensor:
         if self._num_decodes == self._num_tokens:
@@ -153,9 +154,11 @@ class ModelAttention:
         return runs
 
 
-def _copier(op: PagedOp) -> PlannedOp | None:
-    """The kernel that copies blocks; None where there is none, and torch has to do."""
+def _copier(op: PagedOp, rows: int) -> PagedOp | None:
+    """What copies blocks, planned for one of each of `rows` sequences; None where no kernel does, and torch has to."""
     try:
-        return op.plan(Bounds(1, 1))
+        for pairs in (1 << i for i in range(rows.bit_length())):
+            op.plan(Bounds(pairs, 1))
     except NoKernel:
         return None
+    return op

@@ -1,17 +1,16 @@
-"""Host memory for sequences that lost their blocks, and the rule that says when it is worth the way."""
+"""Which sequences that lost their blocks are in host memory, and the rule that says when it is worth the way."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
 
 import torch
 
-from ..kernels.problem import require_positive
 from .allocator import BlockAllocator
 from .arrays import IntArray, to_device
 from .block_memory import BlockMemory
+from .host_pool import BlockMover
 
 
 class Preemption(StrEnum):
@@ -55,52 +54,6 @@ class SwapPolicy:
         if self.preemption is not Preemption.AUTO:
             return self.preemption is Preemption.SWAP
         return 2 * num_blocks * block_bytes / self.bytes_per_second < num_tokens * self.seconds_per_token
-
-
-class BlockMover(Protocol):
-    """Moves blocks between device and host, in the order of the caller's stream: behind the steps launched before."""
-
-    block_bytes: int
-
-    def save(self, blocks: IntArray, host_blocks: IntArray) -> None:
-        """Copies `blocks` of the pool to `host_blocks`."""
-        ...
-
-    def load(self, host_blocks: IntArray, blocks: IntArray) -> None:
-        """Copies `host_blocks` back to `blocks` of the pool."""
-        ...
-
-
-class HostPool:
-    """A `BlockMover` for a cache: as many blocks of host memory, page-locked where there is a GPU.
-
-    All that belongs to a block moves together; scales of whole tensors or heads stay where they are.
-
-    Args:
-        cache: the device's pools.
-        num_blocks: blocks of host memory.
-    """
-
-    def __init__(self, cache: BlockMemory, num_blocks: int) -> None:
-        require_positive("num_blocks", num_blocks)
-        self._cache, self.block_bytes = cache, cache.block_bytes
-        pinned = cache.device.type == "cuda"
-        self._memory = [
-            torch.empty((pool.shape[0], num_blocks, *pool.shape[2:]), dtype=pool.dtype, pin_memory=pinned)
-            for pool in cache.block_tensors()
-        ]
-
-    def save(self, blocks: IntArray, host_blocks: IntArray) -> None:
-        """See `BlockMover.save`."""
-        for memory, pool in zip(self._memory, self._cache.block_tensors(), strict=True):
-            for host, block in zip(host_blocks.tolist(), blocks.tolist(), strict=True):
-                memory[:, host].copy_(pool[:, block], non_blocking=True)
-
-    def load(self, host_blocks: IntArray, blocks: IntArray) -> None:
-        """See `BlockMover.load`."""
-        for memory, pool in zip(self._memory, self._cache.block_tensors(), strict=True):
-            for host, block in zip(host_blocks.tolist(), blocks.tolist(), strict=True):
-                pool[:, block].copy_(memory[:, host], non_blocking=True)
 
 
 def copy_blocks(cache: BlockMemory, pairs: torch.Tensor) -> None:

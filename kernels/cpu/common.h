@@ -74,6 +74,7 @@ extern "C" __attribute__((weak, used, visibility("default"))) const char* pagedt
         case PT_BAD_SLOT: return "the slot mapping names a slot past the end of the pool";
         case PT_BAD_BLOCK: return "a block id lies outside the pool";
         case PT_BAD_PAIRS: return "block pairs depend on each other: a destination is written twice or also read";
+        case PT_BAD_IDS: return "a block is listed twice: it would be written twice";
         case PT_BAD_DTYPE: return "the dtype code or the combination of dtypes is not supported";
         case PT_NO_MEMORY: return "out of memory";
         default: return "unknown status";

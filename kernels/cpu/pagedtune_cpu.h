@@ -7,7 +7,7 @@
 // status found by argument checks nothing has been written. Arguments are listed below by index. All strides and
 // counts are in ELEMENTS, int64. No kernel modifies its inputs. Data need only the alignment of their elements.
 //
-// Compile-time definitions of attention.cpp (cache_ops.cpp needs none):
+// Compile-time definitions of attention.cpp (cache_ops.cpp and swap_ops.cpp need none):
 //     PT_HEAD_DIM_K, PT_HEAD_DIM_V   1..256
 //     PT_GROUP                       query heads per KV head, 1..256
 //     PT_Q_DTYPE, PT_KV_DTYPE        0 fp32, 1 bf16, 2 fp16 (out has q's dtype)
@@ -86,6 +86,12 @@
 //             27 head_dim_v  28 kv_dtype  29 out_dtype (kv_dtype with null scales: bits are copied; 0: fp32, scales
 //             applied)  30 scale_stride
 //   A live block-table entry outside 0..num_blocks-1: error, nothing written.
+//
+// ---- pagedtune_pack_blocks, pagedtune_unpack_blocks (swap_ops.cpp): blocks to the rows of a staging buffer, and back
+//   pointers  0 k_cache  1 v_cache  2 block_ids int64 [num_listed]: a negative id is skipped; an id past the pool, or one
+//             listed twice to be unpacked: error, nothing written  3 staging [num_listed, elements of K, then of V]
+//   int64     4..7 k_cache strides (block, and runs a, b, c)  8..11 a K block as a x b x c runs of so many elements
+//             12..19 likewise v_cache  20 staging_stride_row  21 num_listed  22 num_blocks  23 bytes of an element
 #pragma once
 
 #include <cstdint>
@@ -107,6 +113,7 @@ enum PagedtuneStatus : int32_t {
     PT_BAD_PAIRS = 5,         // block pairs depend on each other
     PT_BAD_DTYPE = 6,         // dtype code or combination not known
     PT_NO_MEMORY = 7,         // scratch or threads could not be had
+    PT_BAD_IDS = 8,           // a block is listed twice
 };
 
 enum PagedtuneIsa : int32_t { PT_ISA_PORTABLE = 0, PT_ISA_AVX2 = 1, PT_ISA_AVX512 = 2, PT_ISA_TEST_WIDE = 9 };
@@ -120,3 +127,5 @@ PT_EXPORT int32_t pagedtune_cpu_merge(const PagedtuneLaunch* launch, void* const
 PT_EXPORT int32_t pagedtune_kv_write(const PagedtuneLaunch* launch, void* const* params);
 PT_EXPORT int32_t pagedtune_copy_blocks(const PagedtuneLaunch* launch, void* const* params);
 PT_EXPORT int32_t pagedtune_gather_kv(const PagedtuneLaunch* launch, void* const* params);
+PT_EXPORT int32_t pagedtune_pack_blocks(const PagedtuneLaunch* launch, void* const* params);
+PT_EXPORT int32_t pagedtune_unpack_blocks(const PagedtuneLaunch* launch, void* const* params);

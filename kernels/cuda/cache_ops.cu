@@ -1,21 +1,22 @@
-// Cache operations: K/V write by slot mapping, copies of blocks, gather of sequences. One kernel a build, by PT_OP.
+// Cache operations: K/V write by slot mapping, copies of blocks, gather of sequences, packing of blocks into a staging
+// buffer and back. One kernel a build, by PT_OP.
 //
-// All three walk vectors of adjacent elements of a head in the order (token or slot, head, dim), successive threads
+// All walk vectors of adjacent elements of a head in the order (token or slot, head, dim), successive threads
 // successive vectors, and have UNROLL of them on their way before the first is stored. Offsets into a pool are 64-bit.
 //
 // Compile-time definitions:
-//   PT_OP                          0 write, 1 copy, 2 gather
+//   PT_OP                          0 write, 1 copy, 2 gather, 3 pack, 4 unpack
 //   PT_HEADS                       KV heads
 //   PT_HEAD_DIM_K, PT_HEAD_DIM_V   elements of a head
 //   PT_BLOCK_SIZE                  tokens of a KV block
 //   PT_PACK_K, PT_PACK_V           adjacent elements of a head in the pool: all, or x and 1 of the x-packed layout
-//   PT_VECTOR_K, PT_VECTOR_V       elements of a vector (of copies: bytes, where a block is not one piece)
+//   PT_VECTOR_K, PT_VECTOR_V       elements of a vector (of 1, 3 and 4: bytes, where a block is not one piece)
 //   PT_Q_DTYPE, PT_KV_DTYPE        0 fp32, 1 bf16, 2 fp16; KV also 3 e4m3, 4 int8
 //   PT_SCALE_STRIDE                of heads in k_scale and v_scale; -1 without scales, and where tokens have their own
 //   PT_TOKEN_SCALES                whether each token and head has scales: [num_blocks, HEADS, BLOCK_SIZE]
 //   PT_THREADS, PT_ROWS, PT_UNROLL threads of a block, tokens of a block, vectors of a thread at once
-//   PT_VECTOR_BYTES                of copies: widest access
-//   PT_SHAPE_K, PT_SHAPE_V         of copies: a block as {A, B, C, L}, outermost first, L adjacent elements
+//   PT_VECTOR_BYTES                of 1, 3 and 4: widest access
+//   PT_SHAPE_K, PT_SHAPE_V         of 1, 3 and 4: a block as {A, B, C, L}, outermost first, L adjacent elements
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_fp8.h>
@@ -226,7 +227,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) kv_write(
             v, v_token, v_row, v_cache, Pool{v_block, v_slot, v_head, v_outer}, slots, v_scale, first, num_tokens);
 #endif
 }
-#elif PT_OP == 1
+#elif PT_OP != 2
 // A block as A x B x C runs of L adjacent elements.
 template <int A_, int B_, int C_, int L_> struct Shape {
     static constexpr int A = A_, B = B_, C = C_, L = L_, BYTES = A * B * C * L * KV_BYTES;
@@ -241,8 +242,8 @@ template <int A_, int B_, int C_, int L_> struct Shape {
     }
 };
 
-// Copies chunk `chunk` of a block, in pieces of BYTES.
-template <int BYTES, bool ONE_PIECE, class S>
+// Copies chunk `chunk` of a block, in pieces of BYTES. A side that is not one piece has the strides of `shape`.
+template <int BYTES, bool FROM_ONE_PIECE, bool TO_ONE_PIECE, class S>
 __device__ __forceinline__ void copy(const S& shape, const unsigned char* from, unsigned char* to, int chunk) {
     using T = typename Word<BYTES>::T;
     constexpr int COUNT = S::BYTES / BYTES, PER_CHUNK = THREADS * UNROLL * PT_VECTOR_BYTES / BYTES;
@@ -252,23 +253,24 @@ __device__ __forceinline__ void copy(const S& shape, const unsigned char* from, 
 #pragma unroll
         for (int u = 0; u < UNROLL; ++u) {
             const int at = (base + u * THREADS) * BYTES;
-            if (at < end * BYTES) values[u] = *reinterpret_cast<const T*>(from + (ONE_PIECE ? at : shape.place(at)));
+            if (at < end * BYTES) values[u] = *reinterpret_cast<const T*>(from + (FROM_ONE_PIECE ? at : shape.place(at)));
         }
 #pragma unroll
         for (int u = 0; u < UNROLL; ++u) {
             const int at = (base + u * THREADS) * BYTES;
-            if (at < end * BYTES) *reinterpret_cast<T*>(to + (ONE_PIECE ? at : shape.place(at))) = values[u];
+            if (at < end * BYTES) *reinterpret_cast<T*>(to + (TO_ONE_PIECE ? at : shape.place(at))) = values[u];
         }
     }
 }
 
+#if PT_OP == 1
 // One piece of a pool that starts where a wide access may: as such; else run by run.
 template <int RUN_BYTES, class S>
 __device__ __forceinline__ void copy_chunk(const S& shape, unsigned char* pool, i64 block, i64 from, i64 to, int chunk) {
     const i64 apart = block * KV_BYTES;
     const bool wide = S::BYTES % PT_VECTOR_BYTES == 0 && (reinterpret_cast<i64>(pool) | apart) % PT_VECTOR_BYTES == 0;
-    if (shape.one_piece() && wide) copy<PT_VECTOR_BYTES, true>(shape, pool + from * apart, pool + to * apart, chunk);
-    else copy<RUN_BYTES, false>(shape, pool + from * apart, pool + to * apart, chunk);
+    if (shape.one_piece() && wide) copy<PT_VECTOR_BYTES, true, true>(shape, pool + from * apart, pool + to * apart, chunk);
+    else copy<RUN_BYTES, false, false>(shape, pool + from * apart, pool + to * apart, chunk);
 }
 
 // All scales of one block, of K or of V.
@@ -308,6 +310,41 @@ extern "C" __global__ void __launch_bounds__(THREADS) copy_blocks(
     else
         copy_chunk<PT_VECTOR_V>(Shape<PT_SHAPE_V>{v_a, v_b, v_c}, v_cache, v_block, from, to, chunk - int(k_chunks));
 }
+#else
+// Chunk `chunk` of a block in the pieces that both sides allow: `block` in its pool, `place` without gaps in a staging row.
+template <int BYTES, bool ONE_PIECE, class S>
+__device__ __forceinline__ void move(const S& shape, unsigned char* block, unsigned char* place, int chunk) {
+    if constexpr (PT_OP == 3) copy<BYTES, ONE_PIECE, true>(shape, block, place, chunk);
+    else copy<BYTES, true, ONE_PIECE>(shape, place, block, chunk);
+}
+
+template <int RUN_BYTES, class S>
+__device__ __forceinline__ void move_chunk(const S& shape, unsigned char* block, unsigned char* place, int chunk) {
+    const i64 starts = reinterpret_cast<i64>(block) | reinterpret_cast<i64>(place);
+    const bool wide = S::BYTES % PT_VECTOR_BYTES == 0 && starts % PT_VECTOR_BYTES == 0;
+    if (shape.one_piece() && wide) move<PT_VECTOR_BYTES, true>(shape, block, place, chunk);
+    else move<RUN_BYTES, false>(shape, block, place, chunk);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) move_blocks(
+    unsigned char* k_cache, unsigned char* v_cache,
+    const i64* __restrict__ ids,  // [num_listed]
+    unsigned char* staging,       // [num_listed, elements of K, then of V]
+    i64 k_block, i64 k_a, i64 k_b, i64 k_c, i64 v_block, i64 v_a, i64 v_b, i64 v_c, i64 row, i64 num_listed,
+    i64 k_chunks) {
+    using K = Shape<PT_SHAPE_K>;
+    if (blockIdx.x >= num_listed) return;
+    const i64 id = ids[blockIdx.x];
+    if (id < 0) return;
+    unsigned char* place = staging + blockIdx.x * row * KV_BYTES;
+    const int chunk = blockIdx.y;
+    if (chunk < k_chunks)
+        move_chunk<PT_VECTOR_K>(K{k_a, k_b, k_c}, k_cache + id * k_block * KV_BYTES, place, chunk);
+    else
+        move_chunk<PT_VECTOR_V>(
+            Shape<PT_SHAPE_V>{v_a, v_b, v_c}, v_cache + id * v_block * KV_BYTES, place + K::BYTES, chunk - int(k_chunks));
+}
+#endif
 #else
 using Element = Word<KV_BYTES>::T;
 

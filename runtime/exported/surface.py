@@ -29,6 +29,7 @@ from ..errors import (
 )
 from ..explanation import Explanation
 from ..graph_batch import GraphBatch
+from ..host_pool import HostPool
 from ..kv_cache import KVCache
 from ..kv_ledger import KVLedger
 from ..kv_shadow import Fault, KVShadow
@@ -44,7 +45,7 @@ from ..sampling import SamplingParams
 from ..scheduler import Scheduler, SchedulerConfig
 from ..sequence import Finished, FinishReason, Request
 from ..step_times import StepTimes
-from ..swap import HostPool, Preemption, SwapPolicy, SwapSpace, copy_blocks
+from ..swap import Preemption, SwapPolicy, SwapSpace, copy_blocks
 from .calibrate import calibrate
 from .integrity import PackageError
 from .package import Package, load

@@ -26,7 +26,7 @@ from pagedtune.kernels.dtypes import DType
 from pagedtune.kernels.pool_format import PoolFormat
 from pagedtune.kernels.problem import Problem
 from pagedtune.kernels.record import Record, Status, TimeEvidence, Timing, Verdict
-from pagedtune.kernels.variant import Config
+from pagedtune.kernels.variant import Config, Op
 from pagedtune.kernels.workload import Workload
 from pagedtune.runtime.artifact_source import ArtifactUnavailable
 from pagedtune.runtime.exported.gpu import gpu_here
@@ -143,9 +143,11 @@ def test_the_wheel_has_cubins_ptx_and_finalists(package: Package) -> None:
 
 
 def test_the_fallback_is_ptx_for_every_later_gpu(package: Package) -> None:
-    """Of the NVRTC variant, labelled with the driver that takes CUDA 13's PTX: branch 580."""
+    """Of the NVRTC variants, cache operations among them, labelled with the driver that takes CUDA 13's PTX: branch
+    580."""
     fallbacks = package.manifest.fallbacks
-    assert {f.variant for f in fallbacks} == {"cuda_paged"}
+    cache_operations = {"cuda_kv_write", "cuda_copy_blocks", "cuda_gather_kv", "cuda_pack_blocks", "cuda_unpack_blocks"}
+    assert {f.variant for f in fallbacks} == {"cuda_paged", *cache_operations}
     for fallback in fallbacks:
         assert ".target sm_80" in (package.root / fallback.library.ptx).read_text()
         assert int(fallback.driver) >= 580
@@ -195,6 +197,21 @@ def test_ptx_from_the_wheel_passes_the_gate(package: Package, case: Case, capabi
     assert artifact.ptx_path is not None
     assert artifact.ptx_path.is_relative_to(package.root)
     result = run_case(shipped, config, case, device)
+    assert result.status is Status.PASSED, result.reason
+
+
+@pytest.mark.parametrize("op", [op for op in Op if op is not Op.ATTENTION])
+def test_cache_operations_from_the_wheel_pass_the_gate(
+    package: Package, op: Op, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What dispatch takes on this GPU, though nothing was tuned for it: the CUDA kernel with its default config."""
+    selection = package.dispatch.select(op, PROBLEM, FORMAT, Bounds(4, 256))
+    assert selection.variant.name == f"cuda_{op}"
+    assert all(artifact.path.is_relative_to(package.root) for artifact in selection.artifacts)
+    variant = find_variant(selection.variant.name)
+    monkeypatch.setattr(type(variant), "build", lambda *_: selection.artifacts)
+    case = Case(op, PROBLEM, FORMAT, Workload((33, 0, 64)), Family.CODED, (Hazard.STRIDED_POOL,), 4)
+    result = run_case(variant, variant.config_from(selection.config.as_dict()), case, GPU)
     assert result.status is Status.PASSED, result.reason
 
 

@@ -118,7 +118,8 @@ def test_finalists_come_with_their_binaries(manifest: dict[str, Any], package: d
     assert {b["binary_id"] for b in manifest["binaries"] if b["variant"] == "cpu_split"} == wanted
     shipped = {library["key"] for library in manifest["libraries"]}
     assert {key for b in manifest["binaries"] for key in b["keys"]} == shipped
-    assert {"cpu_kv_write", "cpu_copy_blocks"} <= {b["variant"] for b in manifest["binaries"]}
+    native = {"cpu_kv_write", "cpu_copy_blocks", "cpu_pack_blocks", "cpu_unpack_blocks"}
+    assert native <= {b["variant"] for b in manifest["binaries"]}
     assert "eager" in manifest["host_only"]
 
 

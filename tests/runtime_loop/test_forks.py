@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from pagedtune.runtime.decode_loop import DecodeLoop
+from pagedtune.runtime.host_pool import HostPool
 from pagedtune.runtime.limits import BatchLimits
 from pagedtune.runtime.sampling import SamplingParams
 from pagedtune.runtime.sequence import Request
-from pagedtune.runtime.swap import HostPool, Preemption, SwapPolicy, SwapSpace
+from pagedtune.runtime.swap import Preemption, SwapPolicy, SwapSpace
 
 from .toy_model import VOCAB, ToyModel, continuation
 

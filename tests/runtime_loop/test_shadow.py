@@ -12,6 +12,7 @@ from pagedtune.kernels.problem import Problem
 from pagedtune.runtime.block_memory import BlockMemory
 from pagedtune.runtime.decode_loop import DecodeLoop
 from pagedtune.runtime.errors import Invariant, InvariantViolation
+from pagedtune.runtime.host_pool import HostPool
 from pagedtune.runtime.kv_cache import KVCache
 from pagedtune.runtime.kv_shadow import Fault
 from pagedtune.runtime.latent_cache import LatentCache
@@ -19,7 +20,7 @@ from pagedtune.runtime.limits import BatchLimits
 from pagedtune.runtime.plan import StepPlan
 from pagedtune.runtime.sequence import Request
 from pagedtune.runtime.step_model import Forward
-from pagedtune.runtime.swap import HostPool, Preemption, SwapPolicy, SwapSpace, copy_blocks
+from pagedtune.runtime.swap import Preemption, SwapPolicy, SwapSpace, copy_blocks
 
 from .toy_model import VOCAB, ToyModel, continuation
 

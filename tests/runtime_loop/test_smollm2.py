@@ -16,10 +16,11 @@ from pagedtune.runtime.adapters.transformers import PagedTransformer
 from pagedtune.runtime.beam import BeamParams
 from pagedtune.runtime.decode_loop import DecodeLoop
 from pagedtune.runtime.dispatch import Dispatch
+from pagedtune.runtime.host_pool import HostPool
 from pagedtune.runtime.limits import BatchLimits
 from pagedtune.runtime.sampling import SamplingParams
 from pagedtune.runtime.sequence import Request
-from pagedtune.runtime.swap import HostPool, Preemption, SwapPolicy, SwapSpace
+from pagedtune.runtime.swap import Preemption, SwapPolicy, SwapSpace
 from pagedtune.tuner import smollm2
 from pagedtune.tuner.bench_decode import decode_own
 from pagedtune.tuner.errors import UsageError

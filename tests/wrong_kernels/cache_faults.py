@@ -16,11 +16,23 @@ from pagedtune.kernels.eager_cache import copy_blocks, gather_kv, write_kv
 from pagedtune.kernels.launch import CallStep, LaunchPlan, Tensors
 from pagedtune.kernels.pool_format import PoolFormat
 from pagedtune.kernels.problem import Problem
-from pagedtune.kernels.slots import copy_blocks_slots, gather_kv_slots, kv_write_slots
+from pagedtune.kernels.slots import (
+    copy_blocks_slots,
+    gather_kv_slots,
+    kv_write_slots,
+    pack_blocks_slots,
+    unpack_blocks_slots,
+)
 from pagedtune.kernels.variant import Config, Op, Properties, Variant
 
 Function = Callable[[PoolFormat, Tensors], None]
-_SLOTS = {Op.KV_WRITE: kv_write_slots, Op.COPY_BLOCKS: copy_blocks_slots, Op.GATHER_KV: gather_kv_slots}
+_SLOTS = {
+    Op.KV_WRITE: kv_write_slots,
+    Op.COPY_BLOCKS: copy_blocks_slots,
+    Op.GATHER_KV: gather_kv_slots,
+    Op.PACK_BLOCKS: pack_blocks_slots,
+    Op.UNPACK_BLOCKS: unpack_blocks_slots,
+}
 
 
 class PlantedOp(Variant):
@@ -33,7 +45,7 @@ class PlantedOp(Variant):
     properties = Properties(deterministic=True)
 
     def __init__(self, op: Op, fault: str, source: str, function: Function, expected: tuple[Check, ...]) -> None:
-        self.op = op  # type: ignore[misc]  # one class for three ops
+        self.op = op  # type: ignore[misc]  # one class for all ops
         self.fault, self.source, self.function, self.expected = fault, source, function, expected
 
     def reject(self, problem: Problem, pool_format: PoolFormat, config: Config, device: Device) -> str | None:

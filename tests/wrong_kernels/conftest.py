@@ -19,6 +19,8 @@ _REAL = {
     Op.KV_WRITE: "cpu_kv_write",
     Op.COPY_BLOCKS: "cpu_copy_blocks",
     Op.GATHER_KV: "cpu_gather_kv",
+    Op.PACK_BLOCKS: "cpu_pack_blocks",
+    Op.UNPACK_BLOCKS: "cpu_unpack_blocks",
 }
 
 

@@ -64,6 +64,8 @@ CUDA_COPY_FAULTS = (
     fault("block stride assumed dense", "layout assumption", "const i64 apart = block * KV_BYTES;",
           "const i64 apart = S::BYTES;", (Check.EXACT, Check.GUARDS, *SEEN),
           gpu_case((70,), Hazard.STRIDED_POOL, op=Op.COPY_BLOCKS)),
+    fault("blocks taken as one piece", "layout assumption", "if (shape.one_piece() && wide) copy<", "if (wide) copy<",
+          (*SEEN, *EXACT, Check.GUARDS), gpu_case((70,), Hazard.GAPPED_POOL, op=Op.COPY_BLOCKS)),
 )  # fmt: skip
 
 CUDA_GATHER_FAULTS = (

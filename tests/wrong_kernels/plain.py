@@ -17,6 +17,7 @@ from pagedtune.harness.oracle import attention
 from pagedtune.kernels.device import Device
 from pagedtune.kernels.dtypes import DType
 from pagedtune.kernels.eager_cache import copy_blocks, gather_kv, write_kv
+from pagedtune.kernels.eager_swap import pack_blocks, unpack_blocks
 from pagedtune.kernels.launch import Tensors
 from pagedtune.kernels.native import NativeExecutor
 from pagedtune.kernels.pool_format import PoolFormat
@@ -61,6 +62,8 @@ def cache_op_passes_allclose(op: Op, function: Callable[[PoolFormat, Tensors], N
         rows = {n: torch.randn(64, 2, 64, generator=generator) for n in ("k", "v")}
         return pools | rows | {
             "slot_mapping": torch.arange(64),
+            "block_ids": torch.tensor([5, 1, 3]),
+            "staging": torch.randn(3, 2 * 16 * 2 * 64, generator=generator),
             "block_pairs": torch.tensor([[0, 4], [1, 5], [2, 6]]),
             "block_table": torch.arange(4, dtype=torch.int32).view(2, 2),
             "context_lens": torch.full((2,), 32, dtype=torch.int32),
@@ -73,9 +76,11 @@ def cache_op_passes_allclose(op: Op, function: Callable[[PoolFormat, Tensors], N
         Op.KV_WRITE: write_kv,
         Op.COPY_BLOCKS: lambda _, given: copy_blocks(given),
         Op.GATHER_KV: gather_kv,
+        Op.PACK_BLOCKS: lambda _, given: pack_blocks(given),
+        Op.UNPACK_BLOCKS: lambda _, given: unpack_blocks(given),
     }
     got, expected = tensors(), tensors()
     function(pool_format, got)
     right[op](pool_format, expected)
-    written = ("k_out", "v_out") if op is Op.GATHER_KV else ("k_cache", "v_cache")
+    written = {Op.GATHER_KV: ("k_out", "v_out"), Op.PACK_BLOCKS: ("staging",)}.get(op, ("k_cache", "v_cache"))
     return all(torch.allclose(got[n], expected[n], atol=TOLERANCE, rtol=TOLERANCE) for n in written)

@@ -7,14 +7,24 @@ from types import ModuleType
 
 import pytest
 
-from pagedtune.kernels import cuda_cache, cuda_paged, cuda_split_mma, cuda_split_simt, triton_cache, triton_split
+from pagedtune.kernels import (
+    cuda_cache,
+    cuda_paged,
+    cuda_split_mma,
+    cuda_split_simt,
+    triton_cache,
+    triton_split,
+    triton_swap,
+)
 from pagedtune.kernels.cuda_cache import CudaCopyBlocks, CudaGatherKV, CudaKVWrite
 from pagedtune.kernels.cuda_paged import CudaPaged
 from pagedtune.kernels.cuda_split_mma import CudaSplitMma
 from pagedtune.kernels.cuda_split_simt import CudaSplitSimt
+from pagedtune.kernels.cuda_swap import CudaPackBlocks, CudaUnpackBlocks
 from pagedtune.kernels.record import Status
 from pagedtune.kernels.triton_cache import TritonCopyBlocks, TritonGatherKV, TritonKVWrite
 from pagedtune.kernels.triton_split import TritonSplit
+from pagedtune.kernels.triton_swap import TritonPackBlocks, TritonUnpackBlocks
 from pagedtune.kernels.variant import Variant
 
 from .cuda_paged_faults import CUDA_PAGED_FAULTS
@@ -27,6 +37,7 @@ from .gpu_cache_faults import (
     TRITON_WRITE_FAULTS,
 )
 from .gpu_planted import H100, GpuFault, result_of, run_case
+from .gpu_swap_faults import CUDA_PACK_FAULTS, CUDA_UNPACK_FAULTS, TRITON_PACK_FAULTS, TRITON_UNPACK_FAULTS
 from .split_mma_faults import SPLIT_MMA_FAULTS
 from .split_simt_faults import SPLIT_SIMT_FAULTS
 from .token_scale_faults import (
@@ -54,6 +65,10 @@ FAMILIES: tuple[tuple[Variant, ModuleType, tuple[GpuFault, ...]], ...] = (
     (TritonKVWrite(), triton_cache, (*TRITON_WRITE_FAULTS, *TRITON_WRITE_SCALE_FAULTS)),
     (TritonCopyBlocks(), triton_cache, (*TRITON_COPY_FAULTS, *TRITON_COPY_SCALE_FAULTS)),
     (TritonGatherKV(), triton_cache, (*TRITON_GATHER_FAULTS, *TRITON_GATHER_SCALE_FAULTS)),
+    (CudaPackBlocks(), cuda_cache, CUDA_PACK_FAULTS),
+    (CudaUnpackBlocks(), cuda_cache, CUDA_UNPACK_FAULTS),
+    (TritonPackBlocks(), triton_swap, TRITON_PACK_FAULTS),
+    (TritonUnpackBlocks(), triton_swap, TRITON_UNPACK_FAULTS),
 )
 PLANTED = [(variant, module, fault) for variant, module, faults in FAMILIES for fault in faults]
 

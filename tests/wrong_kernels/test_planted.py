@@ -20,6 +20,7 @@ from .isolated import CRASHED, isolated
 from .plain import cache_op_passes_allclose, passes_allclose
 from .planted import Planted
 from .stale_faults import STALE_FAULTS, Stale
+from .swap_faults import SWAP_FAULTS
 
 MAX_SHAPES = 3  # compilations a fault may cost
 MAX_CASES = 24
@@ -51,7 +52,7 @@ def findings(fault: Planted, case: Case, device: Device) -> tuple[str, str, bool
     return result.failed, result.reason, passes_allclose(variant, config, case, device)
 
 
-@pytest.mark.parametrize("planted", CACHE_FAULTS, ids=lambda planted: planted.fault.replace(" ", "_"))
+@pytest.mark.parametrize("planted", CACHE_FAULTS + SWAP_FAULTS, ids=lambda planted: planted.fault.replace(" ", "_"))
 def test_planted_cache_fault_is_refused(
     planted: PlantedOp,
     corner_cases: Callable[[Op], Sequence[Case]],
