@@ -211,11 +211,11 @@ def test_a_negative_count_is_refused() -> None:
 
 
 def lose_a_free_block(allocator: BlockAllocator, tables: BlockTables) -> None:
-    allocator._num_free -= 1
+    allocator._head += 1
 
 
 def list_a_block_twice(allocator: BlockAllocator, tables: BlockTables) -> None:
-    allocator._free_stack[0] = allocator._free_stack[1]
+    allocator._free_stack[-1] = allocator._free_stack[-2]
 
 
 def recycle_under_a_step(allocator: BlockAllocator, tables: BlockTables) -> None:
