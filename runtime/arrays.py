@@ -11,6 +11,7 @@ import torch
 IntArray = npt.NDArray[np.int64]  # what the host computes with: indexing by int64 needs no conversion
 BoolArray = npt.NDArray[np.bool_]
 INT64 = np.dtype(np.int64)
+ONE = np.array(1)  # where it matters: numpy takes longer to convert a number of Python's than to add it to a row
 RowIndex = slice | IntArray  # rows 0, 1, 2, ... as a slice are views and cost no gather
 
 Count = TypeVar("Count", int, IntArray)
