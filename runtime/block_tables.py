@@ -60,7 +60,7 @@ class BlockTables:
         if self._near:  # torch would hand a few thousand int32s to a pool of threads
             self._near_tables, self._near_lens = self._device.numpy(), self.context_lens.numpy()
         self.num_blocks, self.first_block, self.stored = (np.zeros(max_num_seqs, np.int64) for _ in range(3))
-        self._row_start = np.arange(max_num_seqs) * max_blocks  # in the flat tables
+        self._width = np.array(max_blocks)
         self._spare = 0  # columns that every row has left at least
         self._dirty: list[IntArray] = []  # indices into the tables; one may occur twice: values are read at flush
         self.lens_changed = False
@@ -103,7 +103,7 @@ class BlockTables:
             self._spare = self.max_blocks - int(self.num_blocks.max())
             if not self._spare and int(columns.max()) == self.max_blocks:
                 self._reject_full(rows, columns + 1)
-        index = self._row_start[rows] + columns
+        index = rows * self._width + columns
         self._host[index] = blocks.astype(np.int32)
         self.num_blocks[rows] = columns + ONE
         self._spare -= self._spare > 0
@@ -238,7 +238,7 @@ class BlockTables:
         if self.lens_changed:
             self.lens_changed = False
             if self._near:
-                np.copyto(self._near_lens, self.stored, casting="same_kind")
+                self._near_lens[:] = self.stored
             else:
                 self.context_lens.copy_(to_device(self.stored, self.device))
         return 0 if changes is None else int(changes[0].size)

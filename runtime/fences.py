@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from .errors import StepError
 MAX_STEPS_IN_FLIGHT = 2  # one that the device runs and one queued behind it
 
 
-@dataclass
+@dataclass(slots=True)
 class Step:
     """A step in flight.
 
@@ -26,7 +26,7 @@ class Step:
     number: int
     reads: IntArray | None
     generations: IntArray | None
-    held: list[IntArray] = field(default_factory=list)
+    held: list[IntArray]
 
 
 class StepFences:
@@ -72,10 +72,11 @@ class StepFences:
         Raises:
             StepError: two are in flight.
         """
-        self.require_slot()
-        self._last_number += 1
-        self._steps.append(Step(self._last_number, reads, generations))
-        return self._last_number
+        if len(self._steps) == MAX_STEPS_IN_FLIGHT:
+            self.require_slot()
+        self._last_number = number = self._last_number + 1
+        self._steps.append(Step(number, reads, generations, []))
+        return number
 
     def hold(self, blocks: IntArray) -> None:
         """Keeps `blocks` back until the newest step in flight has ended."""
@@ -88,8 +89,9 @@ class StepFences:
         Raises:
             StepError: `number` is not the oldest step in flight.
         """
-        if not self._steps or self._steps[0].number != number:
-            oldest = f"the oldest in flight is {self._steps[0].number}" if self._steps else "none is in flight"
+        steps = self._steps
+        if not steps or steps[0].number != number:
+            oldest = f"the oldest in flight is {steps[0].number}" if steps else "none is in flight"
             raise StepError(f"step {number} cannot end: {oldest}. Steps end once each, in the order they began")
-        held = self._steps.popleft().held
+        held = steps.popleft().held
         return np.concatenate(held) if held else None
