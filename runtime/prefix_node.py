@@ -220,4 +220,9 @@ def best_continuation(place: Place, data: bytes, unit: int) -> Continuation | No
 
 
 def _common_tokens(a: bytes, b: bytes) -> int:
-    return common_bytes(a, 0, b) // TOKEN_BYTES
+    """`common_bytes` in tokens, of strings as short as a block's: as numbers they need no array."""
+    count = min(len(a), len(b))
+    differs = int.from_bytes(a[:count], "little") ^ int.from_bytes(b[:count], "little")
+    if differs:
+        count = ((differs & -differs).bit_length() - 1) // 8  # bytes below the lowest bit that differs
+    return count // TOKEN_BYTES
