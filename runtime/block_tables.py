@@ -61,7 +61,7 @@ class BlockTables:
             self._near_tables, self._near_lens = self._device.numpy(), self.context_lens.numpy()
         self.num_blocks, self.first_block, self.stored = (np.zeros(max_num_seqs, np.int64) for _ in range(3))
         self._width = np.array(max_blocks)
-        self._spare = 0  # columns that every row has left at least
+        self._spare = 0  # columns that every row has left at least; 0 is looked up anew
         self._dirty: list[IntArray] = []  # indices into the tables; one may occur twice: values are read at flush
         self.lens_changed = False
 
@@ -92,25 +92,34 @@ class BlockTables:
         self._set_num_blocks(rows, start + counts)
         self._mark(index)
 
-    def append_each(self, rows: IntArray, blocks: IntArray) -> None:
-        """Adds one block to each of `rows`: `append` for the commonest case.
+    def require_room(self, rows: RowIndex, num_tokens: IntArray) -> None:
+        """Raises ValueError unless the tables have columns for `num_tokens` tokens of each of `rows`."""
+        if num_tokens.size and int(num_tokens.max()) > self.max_blocks * self.block_size:
+            self._reject_full(np.arange(self.max_num_seqs)[rows], blocks_for(num_tokens, self.block_size))
+
+    def next_columns(self, rows: IntArray) -> IntArray:
+        """Where each of `rows` gets its next block.
 
         Raises:
-            ValueError: a row has no room; nothing was changed.
+            ValueError: a row has no room.
         """
-        columns = self.num_blocks[rows]
+        columns: IntArray = self.num_blocks[rows]
         if not self._spare:
             self._spare = self.max_blocks - int(self.num_blocks.max())
-            if not self._spare and int(columns.max()) == self.max_blocks:
+            if not self._spare and rows.size and int(columns.max()) == self.max_blocks:
                 self._reject_full(rows, columns + 1)
+        return columns
+
+    def append_each(self, rows: IntArray, columns: IntArray, blocks: IntArray) -> None:
+        """Adds one block to each of `rows`, in `next_columns`: `append` for the commonest case."""
         index = rows * self._width + columns
         self._host[index] = blocks.astype(np.int32)
         self.num_blocks[rows] = columns + ONE
-        self._spare -= self._spare > 0
+        self._spare = max(self._spare - 1, 0)
         self._mark(index)
 
     def _set_num_blocks(self, rows: Any, counts: Any) -> None:
-        """Sets how many blocks `rows` span; `append_each` then looks anew how much room is left."""
+        """Sets how many blocks `rows` span; `next_columns` then looks anew how much room is left."""
         self.num_blocks[rows] = counts
         self._spare = 0
 

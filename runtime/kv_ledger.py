@@ -59,9 +59,10 @@ class KVLedger:
 
         Raises:
             PoolExhausted: the blocks do not suffice; nothing was changed.
-            ValueError: a row would be longer than the tables.
+            ValueError: a row would be longer than the tables; nothing was changed.
         """
         tables, ends = self.tables, self.stored[rows] + counts
+        tables.require_room(rows, ends)
         copying = self._must_copy(rows, counts > 0)
         missing = tables.missing_blocks(rows, ends)
         blocks = self.allocator.allocate(copying.size + int(missing.sum()))
@@ -78,6 +79,9 @@ class KVLedger:
         Args:
             index: the same rows, as a slice where they are 0, 1, 2, ...
             rows: distinct.
+
+        Raises:
+            ValueError: a row would be longer than the tables; nothing was changed.
         """
         stored = self.stored[index]
         met = (stored >= self._limit[index]).nonzero()[0]
@@ -216,8 +220,9 @@ class KVLedger:
             return self._extend_asking(rows, stored)
         if rows.size > self.allocator.num_free:
             return False
+        columns = self.tables.next_columns(rows)
         blocks = self.allocator.allocate(rows.size)  # their last blocks are full
-        self.tables.append_each(rows, blocks)
+        self.tables.append_each(rows, columns, blocks)
         self._shift[rows] = blocks * self._size - stored
         self._limit[rows] = stored + self._size
         return True
@@ -229,10 +234,11 @@ class KVLedger:
         copying = rows[self._must_copy(rows, np.ones(rows.size, np.bool_))]
         if copying.size + fresh.size > allocator.num_free:
             return False
+        columns = tables.next_columns(fresh)
         if copying.size:
             self._copy(copying, allocator.allocate(copying.size))
         if fresh.size:
-            tables.append_each(fresh, allocator.allocate(fresh.size))
+            tables.append_each(fresh, columns, allocator.allocate(fresh.size))
         self._fill(rows, stored // tables.block_size)
         return True
 

@@ -80,7 +80,7 @@ def test_a_double_free_is_refused_whole(blocks: list[int]) -> None:
     allocator.check()
 
 
-@pytest.mark.parametrize("block", [-1, 4, 2**40])
+@pytest.mark.parametrize("block", [-1, -4, -5, 4, 2**40, -(2**40)])
 def test_a_block_outside_the_pool_is_refused(block: int) -> None:
     allocator = BlockAllocator(4)
     allocator.allocate(4)
