@@ -251,14 +251,14 @@ class BlockAllocator:
             InvalidBlock: a block of `reads` that nobody owns.
         """
         if reads is None:
-            number = self._fences.begin(None, None)
+            number = self._fences.begin()
         else:
             blocks = self._ids(reads)
             counts = self._refcount[blocks]
             orphans = blocks[(counts == FREE) | (counts == FENCED)]
             if orphans.size:
                 raise InvalidBlock(f"step would read block {orphans[0]}, which nobody owns: nothing keeps its content")
-            number = self._fences.begin(blocks.copy(), self._generation[blocks])
+            number = self._fences.begin((blocks.copy(), self._generation[blocks]))
             self._recording = True
         self._guarded = True
         return number
@@ -270,7 +270,7 @@ class BlockAllocator:
             StepError: it is not the oldest step in flight.
         """
         blocks = self._fences.end(step)
-        self._guarded = bool(self._fences)
+        self._guarded = step != self._fences.last_number
         if blocks is not None:
             self._num_fenced -= blocks.size
             self._push(blocks)
