@@ -39,7 +39,7 @@ class KVLedger:
         self.stored = tables.stored
         self.processed = np.zeros(tables.max_num_seqs, np.int64)
         self._limit = np.full(tables.max_num_seqs, UNLIMITED)
-        self._shift = np.zeros(tables.max_num_seqs, np.int64)  # slot of a token in the block being filled - position
+        self._next_slot = np.zeros(tables.max_num_seqs, np.int64)  # where the next token goes, below the limit
         self._size = np.array(tables.block_size)
         # Rows whose limit is what they hold: their last block might be shared, or is filled from elsewhere.
         self._asking: set[int] = set()
@@ -87,10 +87,13 @@ class KVLedger:
         met = (stored >= self._limit[index]).nonzero()[0]
         if met.size and not self._extend(met if type(index) is slice else rows[met], stored[met]):
             return None
-        slots = stored + self._shift[index]
-        if type(index) is slice:
-            stored += ONE  # a view
+        slots = self._next_slot[index]
+        if type(index) is slice:  # views
+            next_slots, slots = slots, slots.copy()
+            next_slots += ONE
+            stored += ONE
         else:
+            self._next_slot[index] = slots + ONE
             self.stored[index] = stored + ONE
         self.tables.lens_changed = True
         return slots
@@ -223,7 +226,7 @@ class KVLedger:
         columns = self.tables.next_columns(rows)
         blocks = self.allocator.allocate(rows.size)  # their last blocks are full
         self.tables.append_each(rows, columns, blocks)
-        self._shift[rows] = blocks * self._size - stored
+        self._next_slot[rows] = blocks * self._size
         self._limit[rows] = stored + self._size
         return True
 
@@ -278,7 +281,7 @@ class KVLedger:
     def _fill(self, rows: IntArray, columns: IntArray) -> None:
         """Lets `rows` fill the blocks in `columns`, their last and their own."""
         size = self.tables.block_size
-        self._shift[rows] = (self.tables.block_at(rows, columns) - columns) * size
+        self._next_slot[rows] = (self.tables.block_at(rows, columns) - columns) * size + self.stored[rows]
         self._limit[rows] = (columns + 1) * size
         self._overwrites[rows] = False
         if self._asking:
@@ -312,7 +315,7 @@ class KVLedger:
         wrong = np.flatnonzero(
             (column >= self.tables.num_blocks[rows])
             | (self._limit[rows] > (column + 1) * size)
-            | (self._shift[rows] != (blocks - column) * size)
+            | (self._next_slot[rows] != (blocks - column) * size + self.stored[rows])
             | (self.allocator.refcounts(np.maximum(blocks, 0)) - self.pending_references[blocks] != 1)
         )
         if wrong.size:

@@ -292,7 +292,7 @@ def test_check_finds_a_writer_of_a_shared_block() -> None:
     process(ledger)
     ledger.fork(0, 1, 6)
     ledger._limit[1] = 8
-    ledger._shift[1] = ledger._shift[0]
+    ledger._next_slot[1] = ledger._next_slot[0]
     with pytest.raises(InvariantViolation, match="row 1 holds 6 tokens") as found:
         ledger.check()
     assert found.value.invariant is Invariant.WRITER
