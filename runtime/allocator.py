@@ -8,10 +8,12 @@ from typing import Any, NoReturn
 import numpy as np
 
 from ..kernels.problem import require_positive
-from .arrays import IntArray, as_ints
+from .arrays import ONE, IntArray, as_ints
 from .errors import DoubleFree, InvalidBlock, PoolExhausted
 from .fences import StepFences
 from .pool_check import FENCED, FREE, RESERVED, BlockState, check_pool, state_of
+
+_ONE_REFERENCE = np.int64(1).tobytes()
 
 
 class BlockAllocator:
@@ -19,7 +21,8 @@ class BlockAllocator:
 
     Every operation is all or nothing. Those on many blocks cost a fixed number of vector operations; those on one
     (`allocate_one`, `free_one`) touch no vector at all. Both work on the same memory: machine arrays, which Python
-    indexes several times faster than numpy's, under numpy views.
+    indexes several times faster than numpy's, under numpy views. Checks on many compare
+    bytes where they can: on a hundred blocks that takes a third of the time of numpy's comparison and reduction.
 
     Order is part of the contract: a new pool hands out 0, 1, 2, ...; blocks that come back are reused first
     (their lines may still be in a cache), and `free(x)` followed by `allocate(len(x))` gives x again.
@@ -39,13 +42,13 @@ class BlockAllocator:
         "_free_stack",
         "_generation",
         "_guarded",
+        "_head",
+        "_identity",
+        "_marks",
         "_num_fenced",
-        "_num_free",
         "_num_reserved",
-        "_order",
         "_recording",
         "_refcount",
-        "_scratch",
         "_stack",
         "num_blocks",
     )
@@ -55,13 +58,13 @@ class BlockAllocator:
         self.num_blocks = num_blocks
         # One number for each block says all: references if positive, else FREE, RESERVED or FENCED.
         self._counts = array("q", bytes(8 * num_blocks))
-        self._stack = array("q", range(num_blocks - 1, -1, -1))
+        self._stack = array("q", range(num_blocks))  # free blocks from `_head` on, those that come next first
         self._refcount: IntArray = np.frombuffer(self._counts, np.int64)
         self._free_stack: IntArray = np.frombuffer(self._stack, np.int64)
         self._generation = np.zeros(num_blocks, np.int64)  # times that the block came back since reads are recorded
-        self._scratch = np.zeros(num_blocks, np.int32)
-        self._order = np.arange(num_blocks, dtype=np.int32)
-        self._num_free = num_blocks
+        self._identity = np.arange(num_blocks)
+        self._marks = np.zeros(num_blocks, np.int64)
+        self._head = 0
         self._num_fenced = 0
         self._num_reserved = 0
         self._fences = StepFences()
@@ -71,7 +74,7 @@ class BlockAllocator:
     @property
     def num_free(self) -> int:
         """Blocks that can be allocated now."""
-        return self._num_free
+        return self.num_blocks - self._head
 
     @property
     def num_fenced(self) -> int:
@@ -86,7 +89,7 @@ class BlockAllocator:
     @property
     def num_referenced(self) -> int:
         """Blocks that somebody names."""
-        return self.num_blocks - self._num_free - self._num_fenced - self._num_reserved
+        return self._head - self._num_fenced - self._num_reserved
 
     @property
     def num_shared(self) -> int:
@@ -118,11 +121,11 @@ class BlockAllocator:
         Raises:
             PoolExhausted: none is free.
         """
-        top = self._num_free - 1
-        if top < 0:
+        head = self._head
+        if head == self.num_blocks:
             raise PoolExhausted(1, 0, self._num_fenced, self._num_reserved)
-        self._num_free = top
-        block = self._stack[top]
+        self._head = head + 1
+        block = self._stack[head]
         self._counts[block] = 1
         return block
 
@@ -141,9 +144,8 @@ class BlockAllocator:
             self._reject_outside(block)
         if count == 1 and not self._guarded:
             self._counts[block] = FREE
-            top = self._num_free
-            self._stack[top] = block
-            self._num_free = top + 1
+            self._head = head = self._head - 1
+            self._stack[head] = block
         elif count > 1:
             self._counts[block] = count - 1
         elif count == 1:
@@ -168,9 +170,15 @@ class BlockAllocator:
             InvalidBlock: a block that is not referenced: its content belongs to nobody.
         """
         ids = self._ids(blocks)
-        if ids.size and int(self._refcount[ids].min()) < 1:
+        if ids.size == 0:
+            return
+        counts = self._refcount[ids]
+        if int(counts.min()) < 1:
             self._reject_state(ids, BlockState.REFERENCED, "get a second reference")
-        np.add.at(self._refcount, ids, 1)
+        if self._all_distinct(ids):
+            self._refcount[ids] = counts + ONE
+        else:
+            np.add.at(self._refcount, ids, 1)
 
     def free(self, blocks: Any) -> None:
         """Drops one reference for each entry of `blocks`; a block may occur as often as it is referenced.
@@ -186,13 +194,13 @@ class BlockAllocator:
             self._free_repeated(ids)
             return
         counts = self._refcount[ids]
-        if not np.count_nonzero(counts != 1):
+        if counts.tobytes() == _ONE_REFERENCE * ids.size:
             self._retire(ids)
             return
         if int(counts.min()) < 1:
             self._reject_double_free(int(ids[counts < 1][0]))
-        self._refcount[ids] = counts - 1
-        self._retire(ids[counts == 1])
+        self._refcount[ids] = counts - ONE
+        self._retire(ids[counts == ONE])
 
     def recycle(self, blocks: Any) -> None:
         """As `free`, for blocks that no step in flight reads, by the caller's word: they are free at once.
@@ -243,14 +251,14 @@ class BlockAllocator:
             InvalidBlock: a block of `reads` that nobody owns.
         """
         if reads is None:
-            number = self._fences.begin(None, None)
+            number = self._fences.begin()
         else:
             blocks = self._ids(reads)
             counts = self._refcount[blocks]
             orphans = blocks[(counts == FREE) | (counts == FENCED)]
             if orphans.size:
                 raise InvalidBlock(f"step would read block {orphans[0]}, which nobody owns: nothing keeps its content")
-            number = self._fences.begin(blocks.copy(), self._generation[blocks])
+            number = self._fences.begin((blocks.copy(), self._generation[blocks]))
             self._recording = True
         self._guarded = True
         return number
@@ -262,7 +270,7 @@ class BlockAllocator:
             StepError: it is not the oldest step in flight.
         """
         blocks = self._fences.end(step)
-        self._guarded = bool(self._fences)
+        self._guarded = step != self._fences.last_number
         if blocks is not None:
             self._num_fenced -= blocks.size
             self._push(blocks)
@@ -270,18 +278,20 @@ class BlockAllocator:
     def _pop(self, count: int) -> IntArray:
         if count < 0:
             raise ValueError(f"count={count} must not be negative")
-        top = self._num_free
-        if count > top:
-            raise PoolExhausted(count, top, self._num_fenced, self._num_reserved)
-        self._num_free = top - count
-        return self._free_stack[top - count : top][::-1].copy()
+        head = self._head
+        end = head + count
+        if end > self.num_blocks:
+            raise PoolExhausted(count, self.num_blocks - head, self._num_fenced, self._num_reserved)
+        self._head = end
+        return self._free_stack[head:end].copy()
 
     def _push(self, blocks: IntArray) -> None:
         self._refcount[blocks] = FREE
         if self._recording:
             self._generation[blocks] += 1
-        self._free_stack[self._num_free : self._num_free + blocks.size] = blocks[::-1]
-        self._num_free += blocks.size
+        end = self._head
+        self._head = head = end - blocks.size
+        self._free_stack[head:end] = blocks
 
     def _retire(self, blocks: IntArray) -> None:
         """What nobody owns goes to the free list, or behind the newest fence."""
@@ -291,6 +301,14 @@ class BlockAllocator:
         self._refcount[blocks] = FENCED
         self._fences.hold(blocks.copy())
         self._num_fenced += blocks.size
+
+    def _all_distinct(self, ids: IntArray) -> bool:
+        """Whether no block occurs twice, without sorting: each finds its own mark again."""
+        if ids.size > self.num_blocks:
+            return False
+        marks = self._identity[: ids.size]
+        self._marks[ids] = marks
+        return self._marks[ids].tobytes() == marks.tobytes()
 
     def _free_repeated(self, ids: IntArray) -> None:
         """`free` where a block occurs more than once; each comes back once, in order of its last occurrence."""
@@ -312,18 +330,13 @@ class BlockAllocator:
         self._num_reserved -= ids.size
         return ids
 
-    def _all_distinct(self, ids: IntArray) -> bool:
-        """Whether no block occurs twice, without sorting: each finds its own mark again."""
-        if ids.size > self.num_blocks:
-            return False
-        order = self._order[: ids.size]
-        self._scratch[ids] = order
-        return not np.count_nonzero(self._scratch[ids] != order)
-
     def _ids(self, blocks: Any) -> IntArray:
         ids = as_ints(blocks)
-        # As unsigned, a negative id is a huge one: numpy would take -1 for the last block of the pool.
-        if ids.size and np.maximum.reduce(ids.view(np.uint64)) >= self.num_blocks:
+        try:
+            inside = self._identity[ids].tobytes() == ids.tobytes()  # by -1 numpy finds the last block of the pool
+        except IndexError:
+            inside = False
+        if not inside:
             self._reject_outside(int(ids[(ids < 0) | (ids >= self.num_blocks)][0]))
         return ids
 
@@ -355,7 +368,7 @@ class BlockAllocator:
         check_pool(
             refcount=self._refcount,
             generation=self._generation,
-            free=self._free_stack[: self._num_free],
+            free=self._free_stack[self._head :],
             num_fenced=self._num_fenced,
             num_reserved=self._num_reserved,
             steps=self._fences.steps,

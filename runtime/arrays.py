@@ -10,6 +10,8 @@ import torch
 
 IntArray = npt.NDArray[np.int64]  # what the host computes with: indexing by int64 needs no conversion
 BoolArray = npt.NDArray[np.bool_]
+INT64 = np.dtype(np.int64)
+ONE = np.array(1)  # where it matters: numpy takes longer to convert a number of Python's than to add it to a row
 RowIndex = slice | IntArray  # rows 0, 1, 2, ... as a slice are views and cost no gather
 
 Count = TypeVar("Count", int, IntArray)
@@ -22,7 +24,7 @@ def blocks_for(num_tokens: Count, block_size: int) -> Count:
 
 def as_ints(values: Any) -> IntArray:
     """`values` as a one-dimensional int64 array, without a copy where it already is one."""
-    if type(values) is np.ndarray and values.dtype == np.int64 and values.ndim == 1:
+    if type(values) is np.ndarray and values.dtype is INT64 and values.ndim == 1:
         return values
     return np.atleast_1d(np.asarray(values, dtype=np.int64))
 

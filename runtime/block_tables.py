@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 
 from ..kernels.problem import require_positive
-from .arrays import IntArray, RowIndex, as_ints, blocks_for, ragged_arange, to_device
+from .arrays import ONE, IntArray, RowIndex, as_ints, blocks_for, ragged_arange, to_device
 from .errors import Invariant, InvariantViolation
 
 EMPTY = -1  # a table entry that names no block
@@ -60,6 +60,8 @@ class BlockTables:
         if self._near:  # torch would hand a few thousand int32s to a pool of threads
             self._near_tables, self._near_lens = self._device.numpy(), self.context_lens.numpy()
         self.num_blocks, self.first_block, self.stored = (np.zeros(max_num_seqs, np.int64) for _ in range(3))
+        self._width = np.array(max_blocks)
+        self._spare = 0  # columns that every row has left at least; 0 is looked up anew
         self._dirty: list[IntArray] = []  # indices into the tables; one may occur twice: values are read at flush
         self.lens_changed = False
 
@@ -87,22 +89,39 @@ class BlockTables:
             self._reject_full(rows, start + counts)
         index = np.repeat(rows * self.max_blocks + start, counts) + ragged_arange(counts)
         self._host[index] = blocks
-        self.num_blocks[rows] = start + counts
+        self._set_num_blocks(rows, start + counts)
         self._mark(index)
 
-    def append_each(self, rows: IntArray, columns: IntArray, blocks: IntArray) -> None:
-        """Adds one block to each of `rows`, which end before `columns`: `append` for the commonest case.
+    def require_room(self, rows: RowIndex, num_tokens: IntArray) -> None:
+        """Raises ValueError unless the tables have columns for `num_tokens` tokens of each of `rows`."""
+        if num_tokens.size and int(num_tokens.max()) > self.max_blocks * self.block_size:
+            self._reject_full(np.arange(self.max_num_seqs)[rows], blocks_for(num_tokens, self.block_size))
+
+    def next_columns(self, rows: IntArray) -> IntArray:
+        """Where each of `rows` gets its next block.
 
         Raises:
-            ValueError: a row has no room; nothing was changed.
+            ValueError: a row has no room.
         """
-        if np.maximum.reduce(columns) >= self.max_blocks:
-            self._reject_full(rows, columns + 1)
-        index = rows * self.max_blocks
-        index += columns
-        self._host[index] = blocks
-        self.num_blocks[rows] = columns + 1
+        columns: IntArray = self.num_blocks[rows]
+        if not self._spare:
+            self._spare = self.max_blocks - int(self.num_blocks.max())
+            if not self._spare and rows.size and int(columns.max()) == self.max_blocks:
+                self._reject_full(rows, columns + 1)
+        return columns
+
+    def append_each(self, rows: IntArray, columns: IntArray, blocks: IntArray) -> None:
+        """Adds one block to each of `rows`, in `next_columns`: `append` for the commonest case."""
+        index = rows * self._width + columns
+        self._host[index] = blocks.astype(np.int32)
+        self.num_blocks[rows] = columns + ONE
+        self._spare = max(self._spare - 1, 0)
         self._mark(index)
+
+    def _set_num_blocks(self, rows: Any, counts: Any) -> None:
+        """Sets how many blocks `rows` span; `next_columns` then looks anew how much room is left."""
+        self.num_blocks[rows] = counts
+        self._spare = 0
 
     def replace(self, rows: IntArray, columns: IntArray, blocks: IntArray) -> IntArray:
         """Makes one entry of each of `rows` name another block; returns the blocks that they named."""
@@ -116,14 +135,16 @@ class BlockTables:
         """Lets the empty `row` name the first `count` blocks of `source`; returns those that it names now too."""
         first = min(int(self.first_block[source]), count)
         self._host_tables[row, :count] = self._host_tables[source, :count]
-        self.num_blocks[row], self.first_block[row] = count, first
+        self._set_num_blocks(row, count)
+        self.first_block[row] = first
         self._mark(row * self.max_blocks + np.arange(count))
         return self._host_tables[row, first:count].astype(np.int64)
 
     def skip(self, row: int, count: int) -> None:
         """Makes the empty `row` begin with `count` blocks that were given back already."""
         self._host_tables[row, :count] = self._gone
-        self.num_blocks[row] = self.first_block[row] = count
+        self._set_num_blocks(row, count)
+        self.first_block[row] = count
         self._mark(row * self.max_blocks + np.arange(count))
 
     def truncate(self, row: int, count: int) -> IntArray:
@@ -226,7 +247,7 @@ class BlockTables:
         if self.lens_changed:
             self.lens_changed = False
             if self._near:
-                np.copyto(self._near_lens, self.stored, casting="same_kind")
+                self._near_lens[:] = self.stored
             else:
                 self.context_lens.copy_(to_device(self.stored, self.device))
         return 0 if changes is None else int(changes[0].size)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -13,7 +12,7 @@ from .errors import StepError
 MAX_STEPS_IN_FLIGHT = 2  # one that the device runs and one queued behind it
 
 
-@dataclass
+@dataclass(frozen=True, eq=False)
 class Step:
     """A step in flight.
 
@@ -26,60 +25,66 @@ class Step:
     number: int
     reads: IntArray | None
     generations: IntArray | None
-    held: list[IntArray] = field(default_factory=list)
+    held: tuple[IntArray, ...]
 
 
 class StepFences:
     """The steps in flight, oldest first, and the blocks that each of them holds back.
 
     A block released while steps are in flight waits for the newest of them: that step may name it, and so may
-    the older ones, which end before. Steps end in the order in which they began, as on one stream.
+    the older ones, which end before. Steps end in the order in which they began, as on one stream: so two numbers say
+    which are in flight, and a step that holds nothing back costs nothing else.
+
+    Attributes:
+        last_number: number of the newest step begun; 0 before the first.
     """
 
     def __init__(self) -> None:
-        self._steps: deque[Step] = deque()
-        self._last_number = 0
+        self.last_number = 0
+        self._last_ended = 0
+        self._held: dict[int, list[IntArray]] = {}
+        self._reads: dict[int, tuple[IntArray, IntArray]] = {}
 
     @property
     def in_flight(self) -> tuple[int, ...]:
         """Numbers of the steps in flight, oldest first."""
-        return tuple(step.number for step in self._steps)
-
-    @property
-    def last_number(self) -> int:
-        """Number of the newest step begun; 0 before the first."""
-        return self._last_number
-
-    def __bool__(self) -> bool:
-        return bool(self._steps)
+        return tuple(range(self._last_ended + 1, self.last_number + 1))
 
     @property
     def steps(self) -> tuple[Step, ...]:
         """The steps in flight, oldest first, for `check()`."""
-        return tuple(self._steps)
+        steps = []
+        for number in self.in_flight:
+            reads, generations = self._reads.get(number, (None, None))
+            steps.append(Step(number, reads, generations, tuple(self._held.get(number, ()))))
+        return tuple(steps)
 
     def require_slot(self) -> None:
         """Raises StepError if another step may not begin."""
-        if len(self._steps) == MAX_STEPS_IN_FLIGHT:
+        if self.last_number - self._last_ended == MAX_STEPS_IN_FLIGHT:
             raise StepError(
                 f"steps {self.in_flight} are in flight and at most {MAX_STEPS_IN_FLIGHT} may be: "
-                f"end step {self._steps[0].number} first"
+                f"end step {self._last_ended + 1} first"
             )
 
-    def begin(self, reads: IntArray | None, generations: IntArray | None) -> int:
+    def begin(self, reads: tuple[IntArray, IntArray] | None = None) -> int:
         """Starts the next step and returns its number.
+
+        Args:
+            reads: blocks that its tables name, and the generation of each, if the caller records them.
 
         Raises:
             StepError: two are in flight.
         """
         self.require_slot()
-        self._last_number += 1
-        self._steps.append(Step(self._last_number, reads, generations))
-        return self._last_number
+        self.last_number += 1
+        if reads is not None:
+            self._reads[self.last_number] = reads
+        return self.last_number
 
     def hold(self, blocks: IntArray) -> None:
         """Keeps `blocks` back until the newest step in flight has ended."""
-        self._steps[-1].held.append(blocks)
+        self._held.setdefault(self.last_number, []).append(blocks)
 
     def end(self, number: int) -> IntArray | None:
         """Ends the oldest step and returns the blocks that nothing holds back any more, in order of release; None
@@ -88,8 +93,12 @@ class StepFences:
         Raises:
             StepError: `number` is not the oldest step in flight.
         """
-        if not self._steps or self._steps[0].number != number:
-            oldest = f"the oldest in flight is {self._steps[0].number}" if self._steps else "none is in flight"
+        if not number == self._last_ended + 1 <= self.last_number:
+            in_flight = self.in_flight
+            oldest = f"the oldest in flight is {in_flight[0]}" if in_flight else "none is in flight"
             raise StepError(f"step {number} cannot end: {oldest}. Steps end once each, in the order they began")
-        held = self._steps.popleft().held
-        return np.concatenate(held) if held else None
+        self._last_ended = number
+        if self._reads:
+            self._reads.pop(number, None)
+        held = self._held.pop(number, None)
+        return None if held is None else np.concatenate(held)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from .allocator import BlockAllocator
-from .arrays import BoolArray, IntArray, RowIndex, as_ints, blocks_for
+from .arrays import ONE, BoolArray, IntArray, RowIndex, as_ints, blocks_for
 from .block_tables import BlockTables
 from .errors import Invariant, InvariantViolation
 
@@ -39,8 +39,10 @@ class KVLedger:
         self.stored = tables.stored
         self.processed = np.zeros(tables.max_num_seqs, np.int64)
         self._limit = np.full(tables.max_num_seqs, UNLIMITED)
-        self._shift = np.zeros(tables.max_num_seqs, np.int64)  # slot of a token in the block being filled - position
-        self._met = np.zeros(tables.max_num_seqs, np.bool_)
+        self._next_slot = np.zeros(tables.max_num_seqs, np.int64)  # where the next token goes, below the limit
+        self._size = np.array(tables.block_size)
+        # Rows whose limit is what they hold: their last block might be shared, or is filled from elsewhere.
+        self._asking: set[int] = set()
         # Rows whose next slot holds a token of somebody else, which a step in flight may read even when it has gone.
         self._overwrites = np.zeros(tables.max_num_seqs, np.bool_)
         self._copies: list[tuple[IntArray, IntArray]] = []  # (source, destination) for the next step
@@ -57,9 +59,10 @@ class KVLedger:
 
         Raises:
             PoolExhausted: the blocks do not suffice; nothing was changed.
-            ValueError: a row would be longer than the tables.
+            ValueError: a row would be longer than the tables; nothing was changed.
         """
         tables, ends = self.tables, self.stored[rows] + counts
+        tables.require_room(rows, ends)
         copying = self._must_copy(rows, counts > 0)
         missing = tables.missing_blocks(rows, ends)
         blocks = self.allocator.allocate(copying.size + int(missing.sum()))
@@ -76,16 +79,22 @@ class KVLedger:
         Args:
             index: the same rows, as a slice where they are 0, 1, 2, ...
             rows: distinct.
+
+        Raises:
+            ValueError: a row would be longer than the tables; nothing was changed.
         """
         stored = self.stored[index]
-        met = np.greater_equal(stored, self._limit[index], out=self._met[: rows.size]).nonzero()[0]
-        if met.size and not self._extend(rows[met], stored[met]):
+        met = (stored >= self._limit[index]).nonzero()[0]
+        if met.size and not self._extend(met if type(index) is slice else rows[met], stored[met]):
             return None
-        slots = stored + self._shift[index]
-        if type(index) is slice:
-            np.add(stored, 1, out=stored)
+        slots = self._next_slot[index]
+        if type(index) is slice:  # views
+            next_slots, slots = slots, slots.copy()
+            next_slots += ONE
+            stored += ONE
         else:
-            self.stored[index] = stored + 1
+            self._next_slot[index] = slots + ONE
+            self.stored[index] = stored + ONE
         self.tables.lens_changed = True
         return slots
 
@@ -105,10 +114,10 @@ class KVLedger:
         self.allocator.add_reference(blocks)
         self.tables.set_context_lens(as_ints(row), as_ints(position))
         self.processed[row] = position
-        self._limit[row] = position
+        self.ask_before_writing(row)
         self._overwrites[row] = self._overwrites[source] or self.stored[source] > position
         if self.stored[source] // self.tables.block_size == position // self.tables.block_size:
-            self._limit[source] = self.stored[source]  # it is filling a block that is no longer its own
+            self.ask_before_writing(source)  # it is filling a block that is no longer its own
 
     def can_fork(self, source: int, position: int) -> bool:
         """Whether the blocks that a query after `position` tokens of `source` reads are still there."""
@@ -125,12 +134,13 @@ class KVLedger:
         self.allocator.free(self.tables.truncate(row, blocks_for(num_tokens, self.tables.block_size)))
         self.tables.set_context_lens(as_ints(row), as_ints(num_tokens))
         self.processed[row] = min(int(self.processed[row]), num_tokens)
-        self._limit[row] = num_tokens  # the last block may be shared
+        self.ask_before_writing(row)  # the last block may be shared
         self._overwrites[row] = True
 
     def ask_before_writing(self, row: int) -> None:
         """Tells that somebody else holds a reference to the block that `row` is filling, such as a cache."""
         self._limit[row] = self.stored[row]
+        self._asking.add(row)
 
     def adopt(self, row: int, blocks: IntArray, num_tokens: int, first_block: int = 0) -> None:
         """Lets the empty `row` hold `num_tokens` processed tokens in `blocks`, whose references become the row's.
@@ -147,7 +157,8 @@ class KVLedger:
         self.tables.skip(row, first_block)
         self.tables.append(row, blocks.size, blocks)
         self.tables.set_context_lens(as_ints(row), as_ints(num_tokens))
-        self.processed[row] = self._limit[row] = num_tokens
+        self.processed[row] = num_tokens
+        self.ask_before_writing(row)
 
     def release(self, row: int) -> None:
         """Empties `row` and drops its references."""
@@ -155,6 +166,7 @@ class KVLedger:
         self.processed[row] = 0
         self._limit[row] = UNLIMITED
         self._overwrites[row] = False
+        self._asking.discard(row)
 
     def trim(self, rows: IntArray) -> None:
         """Gives back the blocks of `rows` that no query to come can see; nothing without a window."""
@@ -205,28 +217,32 @@ class KVLedger:
 
     def _extend(self, rows: IntArray, stored: IntArray) -> bool:
         """Makes room for one token in each of `rows`, which are at their limit; False if blocks do not suffice."""
-        self.trim(rows)
-        tables, size = self.tables, self.tables.block_size
-        column = stored // size
-        fresh = column >= tables.num_blocks[rows]
-        num_fresh = int(np.count_nonzero(fresh))
-        if num_fresh == rows.size:
-            if num_fresh > self.allocator.num_free:
-                return False
-            blocks = self.allocator.allocate(num_fresh)
-            tables.append_each(rows, column, blocks)
-        else:
-            copying = self._must_copy(rows, np.ones(rows.size, np.bool_))
-            if copying.size + num_fresh > self.allocator.num_free:
-                return False
-            if copying.size:
-                self._copy(rows[copying], self.allocator.allocate(copying.size))
-            if num_fresh:
-                tables.append_each(rows[fresh], column[fresh], self.allocator.allocate(num_fresh))
-            blocks = tables.block_at(rows, column).astype(np.int64)
-        self._shift[rows] = (blocks - column) * size
-        self._limit[rows] = (column + 1) * size
-        self._overwrites[rows] = False
+        if self.window is not None:
+            self.trim(rows)
+        if self._asking and not self._asking.isdisjoint(rows.tolist()):
+            return self._extend_asking(rows, stored)
+        if rows.size > self.allocator.num_free:
+            return False
+        columns = self.tables.next_columns(rows)
+        blocks = self.allocator.allocate(rows.size)  # their last blocks are full
+        self.tables.append_each(rows, columns, blocks)
+        self._next_slot[rows] = blocks * self._size
+        self._limit[rows] = stored + self._size
+        return True
+
+    def _extend_asking(self, rows: IntArray, stored: IntArray) -> bool:
+        """As `_extend`, where some may have room in their last blocks, but not write there before they have asked."""
+        tables, allocator = self.tables, self.allocator
+        fresh = rows[stored == tables.num_blocks[rows] * tables.block_size]
+        copying = rows[self._must_copy(rows, np.ones(rows.size, np.bool_))]
+        if copying.size + fresh.size > allocator.num_free:
+            return False
+        columns = tables.next_columns(fresh)
+        if copying.size:
+            self._copy(copying, allocator.allocate(copying.size))
+        if fresh.size:
+            tables.append_each(fresh, columns, allocator.allocate(fresh.size))
+        self._fill(rows, stored // tables.block_size)
         return True
 
     def _must_copy(self, rows: IntArray, writes: BoolArray) -> IntArray:
@@ -260,11 +276,16 @@ class KVLedger:
 
     def _settle(self, rows: IntArray) -> None:
         """Sets the limits of `rows`, whose last blocks are their own."""
-        stored, size = self.stored[rows], self.tables.block_size
-        column = np.maximum(stored - 1, 0) // size
-        self._shift[rows] = (self.tables.block_at(rows, column) - column) * size
-        self._limit[rows] = (column + 1) * size
+        self._fill(rows, np.maximum(self.stored[rows] - 1, 0) // self.tables.block_size)
+
+    def _fill(self, rows: IntArray, columns: IntArray) -> None:
+        """Lets `rows` fill the blocks in `columns`, their last and their own."""
+        size = self.tables.block_size
+        self._next_slot[rows] = (self.tables.block_at(rows, columns) - columns) * size + self.stored[rows]
+        self._limit[rows] = (columns + 1) * size
         self._overwrites[rows] = False
+        if self._asking:
+            self._asking.difference_update(rows.tolist())
 
     @property
     def pending_references(self) -> IntArray:
@@ -277,16 +298,24 @@ class KVLedger:
         """Derives anew which rows may write where.
 
         Raises:
-            InvariantViolation: a row would write, without asking, to a block that others hold, or to a wrong slot.
+            InvariantViolation: a row would write, without asking, to a block that others hold, or to a wrong slot;
+                or it would be given another block before its last one is full.
         """
         size = self.tables.block_size
+        sure = self._limit < UNLIMITED
+        sure[list(self._asking)] = False
+        early = np.flatnonzero(sure & ((self._limit != self.tables.num_blocks * size) | self._overwrites))
+        if early.size:
+            row = int(early[0])
+            detail = f"row {row} spans {self.tables.num_blocks[row]} blocks and may grow to {self._limit[row]} unasked"
+            raise InvariantViolation(Invariant.WRITER, detail)
         rows = np.flatnonzero((self._limit < UNLIMITED) & (self._limit > self.stored))
         column = self.stored[rows] // size
         blocks = self.tables.block_at(rows, column)
         wrong = np.flatnonzero(
             (column >= self.tables.num_blocks[rows])
             | (self._limit[rows] > (column + 1) * size)
-            | (self._shift[rows] != (blocks - column) * size)
+            | (self._next_slot[rows] != (blocks - column) * size + self.stored[rows])
             | (self.allocator.refcounts(np.maximum(blocks, 0)) - self.pending_references[blocks] != 1)
         )
         if wrong.size:

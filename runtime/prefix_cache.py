@@ -152,15 +152,16 @@ class PrefixCache:
         runs: list[IntArray] = []
         place = walk(lease.node, data, 0, unit, runs)
         found = _joined(runs)
-        columns = start + np.flatnonzero(found != blocks[start : start + found.size])
+        own = blocks[start : start + found.size]
+        differs = _NONE if found.tobytes() == own.tobytes() else np.flatnonzero(found != own)
         node = self._tree.cut(place)
         self._tree.lock(node, lease.node, lease.is_pin)
         lease.node, lease.num_blocks = node, count
         new = blocks[start + found.size : count]
         if new.size:
             self._store(lease, data[found.size * unit :], new)
-        self.statistics.duplicate_blocks += columns.size
-        return Insertion(new.size, columns, found[columns - start])
+        self.statistics.duplicate_blocks += differs.size
+        return Insertion(new.size, start + differs, found[differs])
 
     def release(self, lease: Lease) -> None:
         """Ends a lease, once: its blocks can be evicted, the last ones first, unless another lease keeps them."""

@@ -211,13 +211,18 @@ def best_continuation(place: Place, data: bytes, unit: int) -> Continuation | No
     node, at = place.node, place.num_blocks
     if at < node.blocks.size:
         key = node.key[at * unit : (at + 1) * unit]
-        return Continuation(key, int(node.blocks[at]), _common_tokens(rest, key))
-    nearest = [(_common_tokens(rest, key), key) for key in node.order.neighbours(rest)]
+        return Continuation(key, int(node.blocks[at]), common_tokens(rest, key))
+    nearest = [(common_tokens(rest, key), key) for key in node.order.neighbours(rest)]
     if not nearest:
         return None
     tokens, key = max(nearest)
     return Continuation(key, int(node.children[key].blocks[0]), tokens)
 
 
-def _common_tokens(a: bytes, b: bytes) -> int:
-    return common_bytes(a, 0, b) // TOKEN_BYTES
+def common_tokens(a: bytes, b: bytes) -> int:
+    """`common_bytes` in tokens, of strings as short as a block's: as numbers they need no array."""
+    count = min(len(a), len(b))
+    differs = int.from_bytes(a[:count], "little") ^ int.from_bytes(b[:count], "little")
+    if differs:
+        count = ((differs & -differs).bit_length() - 1) // 8  # bytes below the lowest bit that differs
+    return count // TOKEN_BYTES

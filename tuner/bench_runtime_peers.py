@@ -8,18 +8,12 @@ everything around them stubbed. What is not timed is named in each row.
 from __future__ import annotations
 
 import argparse
-import gc
 import os
-from array import array
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from time import perf_counter_ns
 
 import numpy as np
 import torch
-from rich import box
-from rich.table import Table
 
 from pagedtune.runtime.allocator import BlockAllocator
 from pagedtune.runtime.block_tables import BlockTables
@@ -28,48 +22,13 @@ from pagedtune.runtime.prefix_cache import PrefixCache
 from pagedtune.runtime.scheduler import Scheduler, SchedulerConfig
 from pagedtune.runtime.sequence import Request
 
+from .bench_prefix_peers import BLOCK_SIZE, OWN, SHARED, bench_prefix
+from .interleaved import Operation, Spread, as_table, interleaved
 from .peer_runtime import SglangDecode, SglangPeer, VllmDecode, VllmPeer
 from .tables import console_for
 
 TREE = Path(__file__).resolve().parents[1]
-BLOCK_SIZE, LONGEST = 16, 512
-SHARED, OWN = 2048, 1024  # tokens of the prompts that are matched: a prefix of all, and the rest
-Operation = Callable[[], object]
-
-
-@dataclass(frozen=True)
-class Spread:
-    """Times of one operation, in microseconds.
-
-    Args:
-        name: what and whose.
-        least, median, most: over all rounds.
-        rounds: how many.
-    """
-
-    name: str
-    least: float
-    median: float
-    most: float
-    rounds: int
-
-
-def interleaved(operations: dict[str, tuple[Operation, int]], rounds: int) -> list[Spread]:
-    """Times each operation once a round, in turn; the number beside it is how many units it does at once."""
-    times: dict[str, list[float]] = {name: [] for name in operations}
-    for operation, _ in operations.values():
-        operation()
-    gc.collect()
-    gc.disable()
-    try:
-        for _ in range(rounds):
-            for name, (operation, units) in operations.items():
-                start = perf_counter_ns()
-                operation()
-                times[name].append((perf_counter_ns() - start) / 1e3 / units)
-    finally:
-        gc.enable()
-    return [Spread(name, min(t), float(np.median(t)), max(t), rounds) for name, t in times.items()]
+LONGEST = 512
 
 
 def our_books(lengths: Sequence[int], steps: int) -> Operation:
@@ -158,68 +117,6 @@ def bench_blocks(vllm: VllmPeer, sglang: SglangPeer, count: int, rounds: int) ->
         },
         rounds,
     )  # fmt: skip
-
-
-def bench_prefix(vllm: VllmPeer, sglang: SglangPeer, rounds: int, entries: int = 64) -> list[Spread]:
-    """Finding 3072 cached tokens among `entries` prompts that share 2048, and storing another prompt's own 1024."""
-    random = np.random.default_rng(0)
-    shared = random.integers(0, 32000, SHARED)
-    prompts = [np.concatenate((shared, random.integers(0, 32000, OWN))) for _ in range(entries + rounds + 1)]
-    found = prompts[entries // 2]
-    blocks = (SHARED + OWN) // BLOCK_SIZE
-    allocator = BlockAllocator((entries + rounds + 2) * blocks)
-    cache, radix = PrefixCache(allocator, BLOCK_SIZE), sglang.radix(BLOCK_SIZE)
-    manager = vllm.manager((entries + 2) * blocks, BLOCK_SIZE, caching=True)
-    slots = torch.arange(SHARED + OWN)
-
-    def store(tokens: np.ndarray) -> None:
-        match = cache.match(tokens)
-        lease = cache.acquire(match)
-        own = np.concatenate((match.blocks, allocator.allocate(blocks - match.blocks.size)))
-        cache.extend(lease, tokens, own)
-        cache.release(lease)
-        allocator.free(own)
-
-    for number, tokens in enumerate(prompts[:entries]):
-        store(tokens)
-        sglang.insert(radix, array("q", tokens.tolist()), slots)
-        request = vllm.request(str(number), tokens.size, vllm.hashes(tokens.tolist(), BLOCK_SIZE))
-        if number >= entries // 2 - 1:  # its pool need not hold more
-            manager.allocate_slots(request, tokens.size)
-            manager.free(request)
-    query, key, listed = np.append(found, 0), array("q", [*found.tolist(), 0]), [*found.tolist(), 0]
-    hashed = vllm.request("query", query.size, vllm.hashes(listed, BLOCK_SIZE))
-    _require_equal_hits(cache.match(query).blocks.size * BLOCK_SIZE, sglang.match(radix, key), manager, hashed)
-    new, theirs = iter(prompts[entries:]), iter([array("q", p.tolist()) for p in prompts[entries:]])
-    return interleaved(
-        {
-            "ours: match (packing included)": (lambda: cache.match(query), 1),
-            "SGLang: match_prefix (token array given)": (lambda: sglang.match(radix, key), 1),
-            "vLLM: get_computed_blocks (hashes given)": (lambda: manager.get_computed_blocks(hashed), 1),
-            "vLLM: hashing the 3072 tokens": (lambda: vllm.hashes(listed, BLOCK_SIZE), 1),
-            "ours: match, acquire, store 1024, release": (lambda: store(next(new)), 1),
-            "SGLang: insert (1024 new)": (lambda: sglang.insert(radix, next(theirs), slots), 1),
-        },
-        rounds,
-    )
-
-
-def _require_equal_hits(ours: int, sglang: int, manager: object, request: object) -> None:
-    theirs = manager.get_computed_blocks(request)[1]  # type: ignore[attr-defined]
-    if not ours == sglang == theirs == SHARED + OWN:
-        raise RuntimeError(f"the caches found {ours}, {sglang} and {theirs} of {SHARED + OWN} tokens: not comparable")
-
-
-def as_table(title: str, unit: str, rows: list[Spread], scale: float = 1.0) -> Table:
-    """The rows, with ratios to the first of them."""
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("what")
-    for name in (f"min {unit}", f"median {unit}", f"max {unit}", "× first", "rounds"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for row in rows:
-        values = (f"{value * scale:.2f}" for value in (row.least, row.median, row.most))
-        table.add_row(row.name, *values, f"{row.median / rows[0].median:.1f}", str(row.rounds))
-    return table
 
 
 def main() -> int:

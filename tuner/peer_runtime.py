@@ -172,6 +172,14 @@ class SglangPeer:
         """Stores `tokens`."""
         cache.insert(self._base.InsertParams(key=self._radix.RadixKey(tokens), value=slots))
 
+    def live(self, cache: Any, tokens: array[int], slots: torch.Tensor) -> None:
+        """What a request asks of the cache: a match, a lock on it, the insertion of what it computed, the unlock."""
+        params = self._base.MatchPrefixParams(key=self._radix.RadixKey(tokens))
+        node = cache.match_prefix(params).last_device_node
+        cache.inc_lock_ref(node)
+        self.insert(cache, tokens, slots)
+        cache.dec_lock_ref(node)
+
 
 def _new_pages(seq_lens: torch.Tensor, page_size: int, decode: bool) -> int:
     """Pages that a decode step needs."""

@@ -80,7 +80,7 @@ def test_a_double_free_is_refused_whole(blocks: list[int]) -> None:
     allocator.check()
 
 
-@pytest.mark.parametrize("block", [-1, 4, 2**40])
+@pytest.mark.parametrize("block", [-1, -4, -5, 4, 2**40, -(2**40)])
 def test_a_block_outside_the_pool_is_refused(block: int) -> None:
     allocator = BlockAllocator(4)
     allocator.allocate(4)
@@ -211,11 +211,11 @@ def test_a_negative_count_is_refused() -> None:
 
 
 def lose_a_free_block(allocator: BlockAllocator, tables: BlockTables) -> None:
-    allocator._num_free -= 1
+    allocator._head += 1
 
 
 def list_a_block_twice(allocator: BlockAllocator, tables: BlockTables) -> None:
-    allocator._free_stack[0] = allocator._free_stack[1]
+    allocator._free_stack[-1] = allocator._free_stack[-2]
 
 
 def recycle_under_a_step(allocator: BlockAllocator, tables: BlockTables) -> None:

@@ -238,13 +238,61 @@ def test_a_window_gives_back_what_no_query_can_see_and_not_before(null_block: in
     assert ledger.allocator.num_free == 16
 
 
+@pytest.mark.parametrize("forked", [False, True])
+def test_a_row_that_would_outgrow_the_tables_changes_nothing(forked: bool) -> None:
+    ledger = make(num_blocks=32)
+    advance(ledger, [0, 1, 2], [31, 2, 30])
+    process(ledger)
+    if forked:
+        ledger.fork(1, 3, 2)
+    rows = [0, 1, 2, 3] if forked else [0, 1, 2]
+    for _ in range(1 if forked else 2):
+        ledger.release(2)  # a shorter row elsewhere gives a full one no room
+        advance(ledger, [2], [4])
+    assert slots(ledger, [0]) is not None
+    assert ledger.stored[0] == 32
+    before = ledger.stored.tolist(), ledger.tables.num_blocks.tolist(), ledger.allocator.num_free
+    with pytest.raises(ValueError, match="row 0 would name 9 blocks: the tables have 8"):
+        slots(ledger, rows)
+    with pytest.raises(ValueError, match="row 0 would name 9 blocks: the tables have 8"):
+        ledger.advance(np.array(rows), np.ones(len(rows), np.int64))
+    assert before == (ledger.stored.tolist(), ledger.tables.num_blocks.tolist(), ledger.allocator.num_free)
+    check(ledger)
+    assert process(ledger) == []
+
+
+def test_a_row_fills_the_tables_token_by_token_and_no_further() -> None:
+    ledger = make(num_blocks=17)
+    advance(ledger, [0, 1], [1, 1])
+    for _ in range(31):
+        assert slots(ledger, [0]) is not None
+    with pytest.raises(ValueError, match="row 0 would name 9 blocks"):
+        slots(ledger, [0])
+    for _ in range(31):
+        assert slots(ledger, [1]) is not None, "another row's end does not matter"
+    with pytest.raises(ValueError, match="row 1 would name 9 blocks"):
+        slots(ledger, [1])
+    check(ledger)
+
+
+def test_check_finds_a_row_that_would_not_ask() -> None:
+    ledger = make()
+    advance(ledger, [0], [6])
+    process(ledger)
+    ledger.fork(0, 1, 6)
+    ledger._asking.discard(1)
+    with pytest.raises(InvariantViolation, match="row 1 spans 2 blocks and may grow to 6 unasked") as found:
+        ledger.check()
+    assert found.value.invariant is Invariant.WRITER
+
+
 def test_check_finds_a_writer_of_a_shared_block() -> None:
     ledger = make()
     advance(ledger, [0], [6])
     process(ledger)
     ledger.fork(0, 1, 6)
     ledger._limit[1] = 8
-    ledger._shift[1] = ledger._shift[0]
+    ledger._next_slot[1] = ledger._next_slot[0]
     with pytest.raises(InvariantViolation, match="row 1 holds 6 tokens") as found:
         ledger.check()
     assert found.value.invariant is Invariant.WRITER

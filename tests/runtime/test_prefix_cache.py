@@ -5,12 +5,14 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pagedtune.runtime.allocator import BlockAllocator
 from pagedtune.runtime.errors import PoolExhausted
 from pagedtune.runtime.prefix_cache import PrefixCache
 from pagedtune.runtime.prefix_events import Evicted, Hit, Namespace, Stored
-from pagedtune.runtime.prefix_node import MAX_RUN, SortedKeys
+from pagedtune.runtime.prefix_node import MAX_RUN, SortedKeys, common_bytes, common_tokens, pack
 
 BLOCK_SIZE = 4
 
@@ -264,6 +266,18 @@ def test_runs_longer_than_a_node_are_found_whole() -> None:
     assert pool.cache.match(np.append(tokens, 0)).blocks.tolist() == blocks
     assert pool.cache.evict(MAX_RUN + 7) == MAX_RUN + 7
     assert pool.cache.match(tokens).blocks.tolist() == blocks[: 2 * MAX_RUN - 6]
+
+
+@given(
+    same=st.lists(st.integers(0, 2**31 - 1), max_size=8),
+    rest=st.lists(st.sampled_from([0, 1, 255, 256, 1 << 16, 1 << 24, 2**31 - 1]), max_size=4),
+    other=st.lists(st.sampled_from([0, 1, 255, 256, 1 << 16, 1 << 24, 2**31 - 1]), max_size=4),
+)
+def test_common_tokens_are_counted_one_by_one(same: list[int], rest: list[int], other: list[int]) -> None:
+    a, b = same + rest, same + other
+    expected = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    assert common_tokens(pack(a), pack(b)) == expected
+    assert common_bytes(pack([9, *a]), 4, pack(b)) == 4 * expected
 
 
 def test_sorted_keys_find_the_neighbours_of_any_key() -> None:

@@ -166,10 +166,9 @@ def last_in_the_queue(self: Roster, row: int, recompute: bool = False) -> str:
 
 def oldest_first(self: BlockAllocator, blocks: Any) -> None:
     self._refcount[blocks] = 0
-    self._free_stack[: self._num_free + blocks.size] = np.concatenate(
-        (blocks[::-1], self._free_stack[: self._num_free])
-    )
-    self._num_free += blocks.size
+    free = np.concatenate((self._free_stack[self._head :], blocks))
+    self._head -= blocks.size
+    self._free_stack[self._head :] = free
 
 
 def k_alone(self: KVCache) -> Any:
