@@ -175,6 +175,8 @@ def as_source(value: object, indent: int = 0) -> str:
         inner = [as_source(each, indent + 4) for each in value]
     elif isinstance(value, tuple):
         numbers = ", ".join(repr(int(each) if each == int(each) else each) for each in value)
+        if len(pad) + len(numbers) + 20 <= 120:  # with a field's name before it
+            return f"({numbers})"
         lines = textwrap.wrap(numbers + ",", 120, initial_indent=pad, subsequent_indent=pad)
         return "\n".join(("(", *lines, " " * indent + ")"))
     else:
