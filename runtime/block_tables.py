@@ -26,7 +26,7 @@ class BlockTables:
         max_num_seqs: rows.
         max_blocks: columns: most blocks of one sequence.
         block_size: tokens of one block.
-        device: where the tables are read.
+        device: where the tables are read; on torch's "meta" nobody reads them, and nothing is sent.
         null_block: what entries of blocks given back behind a window name; without it they are -1.
 
     Attributes:
@@ -239,7 +239,9 @@ class BlockTables:
         The host's memory has been read when this returns. A step of the scheduler sends through its staging instead.
         """
         changes = self.differences()
-        if changes is not None:
+        if self.device.type == "meta":
+            self.lens_changed = False
+        elif changes is not None:
             if self._near:
                 self._near_tables[changes[0]] = changes[1]
             else:

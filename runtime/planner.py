@@ -66,7 +66,8 @@ class Planner:
         state: rows.
         ledger: their blocks.
         record_reads: whether steps tell which blocks they read; see `BlockAllocator.begin_step`.
-        staging: what brings arrays to the device; by default none on the CPU, where tensors share their memory.
+        staging: what brings arrays to the device; by default none on the CPU, where tensors share their memory, and
+            none on torch's "meta", where there is nothing to bring them to: its plans keep them on the CPU.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class Planner:
     ) -> None:
         self._state, self._ledger, self._tables = state, ledger, ledger.tables
         self._record_reads = record_reads
-        if staging is None and ledger.tables.device.type != "cpu":
+        if staging is None and ledger.tables.device.type not in ("cpu", "meta"):
             staging = Staging(ledger.tables.device)
         self._staging = staging
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
@@ -20,6 +20,7 @@ from .errors import UsageError
 from .replay import Arrivals, ReplayResult, ReplaySettings, default_pool, replay, smallest_pool
 from .tables import console_for
 from .traces import Trace, load_trace
+from .traces_compare import Figure, compare
 from .traces_generator import generate_trace
 from .traces_tables import TABLES
 
@@ -58,13 +59,18 @@ def replay_command(
     max_seqs: Annotated[int, typer.Option("--max-seqs", metavar="N", help="Most sequences that run at once.")] = 256,
     budget: Annotated[int, typer.Option("--token-budget", metavar="N", help="Most query tokens of one step.")] = 4096,
     seed: Annotated[int, typer.Option("--seed", help="Of generated traces.")] = 0,
+    against: Annotated[
+        bool, typer.Option("--against-generator", help="Replay each file's generated stand-in too, and compare.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The results as JSON.")] = False,
 ) -> None:
     """Replay request traces through scheduler and allocator: pool use, concurrency, preemptions, hit rate.
 
     Example: pagedtune replay azure_llm_2023_conv --limit 2000 --arrivals saturated --sweep
 
-    No model runs: a step takes simulated time by a stated formula. Exit code 1 if a replay gets stuck or loses a block.
+    No model runs: a step takes simulated time by a stated formula. Exit code 1 if a replay gets stuck or loses a block,
+    or, with --against-generator, if a figure is more than 10 % off and its difference not below its floor (0.5
+    preemptions in 100 requests, half a percentage point of hits).
     """
     settings = ReplaySettings(
         block_size=block_size, max_num_seqs=max_seqs, token_budget=budget, prefix_cache=prefix_cache,
@@ -74,18 +80,18 @@ def replay_command(
     results: list[ReplayResult] = []
     for name in traces or list(TABLES):
         trace = _find(name, seed).first(limit)
+        stand_in = [_stand_in(name, seed).first(limit)] if against else []
         for blocks in _pools(trace, settings, pool, sweep):
-            try:
-                results.append(_run(trace, replace(settings, num_blocks=blocks), console))
-            except PagedRuntimeError as error:
-                console.print(f"{trace.name} with {blocks} blocks: {error}", markup=False)
-                raise typer.Exit(EXIT_FAILED) from error
-            except ValueError as error:
-                raise UsageError(str(error)) from error
+            results += (_run(each, replace(settings, num_blocks=blocks), console) for each in (trace, *stand_in))
+    compared = [compare(*pair) for pair in zip(results[::2], results[1::2], strict=True)] if against else []
     if as_json:
         print(json.dumps([asdict(result) for result in results], indent=1))
     else:
         console.print(as_table(results))
+        if against:
+            console.print(as_comparison(results[::2], compared))
+    if not all(figure.agrees for figures in compared for figure in figures):
+        raise typer.Exit(EXIT_FAILED)
 
 
 def _find(name: str, seed: int) -> Trace:
@@ -94,6 +100,13 @@ def _find(name: str, seed: int) -> Trace:
     if not Path(name).exists():
         raise UsageError(f"{name} is neither a file nor a trace to generate: {', '.join(TABLES)}")
     return load_trace(Path(name))
+
+
+def _stand_in(name: str, seed: int) -> Trace:
+    tables = TABLES.get(Path(name).stem)
+    if tables is None or name in TABLES:
+        raise UsageError(f"--against-generator compares the file of a trace that can be generated, not {name}")
+    return generate_trace(tables, seed=seed)
 
 
 def _pools(trace: Trace, settings: ReplaySettings, pools: list[int] | None, sweep: bool) -> list[int]:
@@ -110,7 +123,13 @@ def _pools(trace: Trace, settings: ReplaySettings, pools: list[int] | None, swee
 def _run(trace: Trace, settings: ReplaySettings, console: Console) -> ReplayResult:
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(f"{trace.name}, {settings.num_blocks} blocks", total=len(trace.requests))
-        return replay(trace, settings, lambda done, total: progress.update(task, completed=done))
+        try:
+            return replay(trace, settings, lambda done, total: progress.update(task, completed=done))
+        except PagedRuntimeError as error:
+            console.print(f"{trace.name} with {settings.num_blocks} blocks: {error}", markup=False)
+            raise typer.Exit(EXIT_FAILED) from error
+        except ValueError as error:
+            raise UsageError(str(error)) from error
 
 
 def as_table(results: Iterable[ReplayResult]) -> Table:
@@ -127,3 +146,22 @@ def as_table(results: Iterable[ReplayResult]) -> Table:
             f"{r.hit_rate:.2%}", f"{r.step_us:.0f}",
         )  # fmt: skip
     return table
+
+
+def as_comparison(files: Sequence[ReplayResult], compared: Sequence[Sequence[Figure]]) -> Table:
+    """How far each figure of the generated trace is from the file's: one line for each pair of replays."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("generated, against the file", overflow="fold")
+    table.add_column("blocks", justify="right", no_wrap=True)
+    for figure in compared[0]:
+        table.add_column(figure.name, justify="right", no_wrap=True)
+    for file, figures in zip(files, compared, strict=True):
+        table.add_row(file.trace, str(file.settings.num_blocks), *map(_as_difference, figures))
+    table.caption = "= : within the floor, where a relative difference says nothing; ! : neither within it nor in 10 %"
+    return table
+
+
+def _as_difference(figure: Figure) -> str:
+    if figure.is_absolute:
+        return "="
+    return f"{figure.difference:+.1%}" + ("" if figure.agrees else " !")

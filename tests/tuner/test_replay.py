@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,8 @@ from pagedtune.tuner.cli import main
 from pagedtune.tuner.errors import UsageError
 from pagedtune.tuner.replay import Arrivals, ReplaySettings, replay, smallest_pool
 from pagedtune.tuner.traces import MOONCAKE_BLOCK, Trace, TraceRequest, load_trace
-from pagedtune.tuner.traces_fit import fit
+from pagedtune.tuner.traces_compare import Figure, compare
+from pagedtune.tuner.traces_fit import LengthTables, SharingTables, TraceTables, as_source, fit
 from pagedtune.tuner.traces_generator import generate_trace
 from pagedtune.tuner.traces_tables import AZURE_CODE, AZURE_CONVERSATION, MOONCAKE_CONVERSATION, TABLES
 
@@ -99,10 +101,63 @@ def test_a_generated_trace_repeats_and_its_prefixes_repeat_as_published() -> Non
     assert first.unlimited_hit_rate == pytest.approx(0.366, rel=0.1)
 
 
+@pytest.mark.parametrize(
+    ("tables", "rate", "variation"),
+    [  # requests a second, and the coefficient of variation of the times between them, as published
+        (AZURE_CONVERSATION, 5.53, 1.09),
+        (AZURE_CODE, 2.57, 13.2),
+        (MOONCAKE_CONVERSATION, 3.40, None),
+    ],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_generated_requests_come_as_often_and_as_unevenly_as_published(
+    tables: TraceTables, rate: float, variation: float | None
+) -> None:
+    times = np.array([r.arrival_s for r in generate_trace(tables, seed=2).requests])
+    gaps = np.diff(times)
+    assert gaps.min() >= 0
+    assert times.size / times[-1] == pytest.approx(rate, rel=0.02)
+    if variation is not None:
+        assert gaps.std() / gaps.mean() == pytest.approx(variation, rel=0.1)
+
+
+def test_a_part_of_a_generated_trace_comes_as_fast_as_the_whole() -> None:
+    part = generate_trace(AZURE_CONVERSATION, 1000, seed=1)
+    arrivals = AZURE_CONVERSATION.arrivals
+    expected = np.interp(1000 / AZURE_CONVERSATION.num_requests, np.linspace(0, 1, len(arrivals)), arrivals)
+    assert part.requests[-1].arrival_s == pytest.approx(expected, rel=0.1)
+
+
+def test_generated_conversations_are_chains_that_nothing_from_before_the_start_goes_on() -> None:
+    """Whoever repeats more than the first unit repeats the newest request of its conversation."""
+    trace = generate_trace(MOONCAKE_CONVERSATION, 3000, seed=4)
+    last: dict[int, int] = {}
+    going_on = []
+    for number, request in enumerate(trace.requests):
+        ids = request.hash_ids
+        assert ids[0] == 0
+        assert len(ids) == -(-request.prompt_len // MOONCAKE_BLOCK)
+        if len(ids) > 1 and ids[1] in last:
+            known = next((i for i, each in enumerate(ids) if each not in last), len(ids))
+            assert {last[each] for each in ids[1:known]} == {last[ids[1]]}
+            going_on.append(number)
+        last |= dict.fromkeys(ids, number)
+    shares = [np.mean([start <= number < start + 500 for number in going_on]) for start in (0, 2500)]
+    assert 0 < shares[0] < shares[1] / 2
+
+
 def test_two_humps_of_the_conversation_outputs_are_there() -> None:
     """The 75th percentile is three times the median: a lognormal of the same mean and deviation has 1.8."""
     _, outputs = lengths(generate_trace(AZURE_CONVERSATION, seed=0))
     assert np.quantile(outputs, 0.75) == pytest.approx(395, rel=0.1)
+
+
+def test_printed_tables_make_the_same_tables_again() -> None:
+    names = {each.__name__: each for each in (TraceTables, LengthTables, SharingTables)}
+    for tables in TABLES.values():
+        source = as_source(tables)
+        assert eval(source, names) == tables
+        assert max(map(len, source.splitlines())) <= 120
 
 
 @pytest.mark.parametrize("name", list(TABLES))
@@ -136,27 +191,61 @@ def test_a_replay_counts_what_a_hand_can_count() -> None:
     assert result.utilisation == pytest.approx(np.mean([1026, 1027, 1028]) / 1536)
 
 
+def shortened(factor: int, blocks: int, arrivals: Arrivals) -> ReplaySettings:
+    """Of a replay of a trace scaled by `factor` that takes as many blocks and seconds as the whole one."""
+    whole = ReplaySettings()
+    return ReplaySettings(
+        blocks, whole.block_size // factor, whole.max_num_seqs, whole.token_budget // factor, arrivals=arrivals,
+        step_s=whole.step_s * factor, token_s=whole.token_s * factor, context_token_s=whole.context_token_s * factor,
+    )  # fmt: skip
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "factor", "every", "blocks", "figures"),
-    [
-        (AZURE_CONVERSATION.name, 32, 4, 1000, ("concurrency", "pool_use", "utilisation")),
-        (AZURE_CODE.name, 32, 2, 300, ("concurrency", "pool_use", "utilisation")),
-        (MOONCAKE_CONVERSATION.name, 128, 1, 12_000, ("concurrency", "pool_use", "utilisation", "hit_rate")),
+    ("name", "factor", "arrivals", "blocks"),
+    [  # once and twice the longest request, 64 mean requests, and more than ever run
+        (AZURE_CONVERSATION.name, 16, Arrivals.SATURATED, (1762, 5509, 28192)),
+        (AZURE_CONVERSATION.name, 16, Arrivals.TRACE, (1762, 5509)),
+        (AZURE_CODE.name, 4, Arrivals.SATURATED, (980, 8096, 15680)),
+        (AZURE_CODE.name, 4, Arrivals.TRACE, (980, 8096)),
+        (MOONCAKE_CONVERSATION.name, 16, Arrivals.SATURATED, (7908, 50_000)),
+        (MOONCAKE_CONVERSATION.name, 16, Arrivals.TRACE, (50_000,)),
     ],
 )
 def test_the_generator_stands_in_for_the_file(
-    name: str, factor: int, every: int, blocks: int, figures: tuple[str, ...]
+    name: str, factor: int, arrivals: Arrivals, blocks: tuple[int, ...]
 ) -> None:
-    """Within 10 %, for traces of shortened requests; `pagedtune replay` compares the whole ones."""
-    settings = ReplaySettings(blocks, 4, 128, 1024, prefix_cache="hit_rate" in figures, arrivals=Arrivals.SATURATED)
-    found = [
-        replay(Trace(trace.name, trace.requests[::every]).scaled(factor), settings)
-        for trace in (public(name), generate_trace(TABLES[name]))
-    ]
-    for figure in figures:
-        file, generated = (getattr(result, figure) for result in found)
-        assert generated == pytest.approx(file, rel=0.1), figure
+    """Within 10 %, for traces of shortened requests; `pagedtune replay --against-generator` compares whole ones."""
+    file, generated = (trace.scaled(factor) for trace in (public(name), generate_trace(TABLES[name])))
+    for size in blocks:
+        settings = shortened(factor, size, arrivals)
+        figures = compare(replay(file, settings), replay(generated, settings))
+        assert all(figure.agrees for figure in figures), (size, figures)
+
+
+def test_figures_agree_within_a_tenth_or_below_their_floor() -> None:
+    assert Figure("concurrency", 10, 11).agrees
+    assert not Figure("concurrency", 10, 11.1).agrees
+    assert not Figure("concurrency", 10, 8.9).agrees
+    rare = Figure("preempted", 0.001, 0.005, floor=0.005)
+    assert rare.difference == pytest.approx(4)
+    assert rare.agrees
+    assert rare.is_absolute
+    assert not Figure("preempted", 0.001, 0.007, floor=0.005).agrees
+    assert Figure("hit rate", 0, 0).agrees
+    assert Figure("hit rate", 0, 0.01, floor=0.005).difference == float("inf")
+    assert not Figure("hit rate", 0, 0.01, floor=0.005).agrees
+
+
+def test_a_trace_agrees_with_itself_and_not_with_one_of_longer_outputs() -> None:
+    trace = generate_trace(AZURE_CONVERSATION, 60).scaled(64)
+    longer = Trace("longer", tuple(replace(r, output_len=2 * r.output_len) for r in trace.requests))
+    settings = ReplaySettings(4 * smallest_pool(longer, 4), 4, 16, 64, arrivals=Arrivals.SATURATED)
+    one, other = replay(trace, settings), replay(longer, settings)
+    assert all(figure.agrees and figure.difference == 0 for figure in compare(one, one))
+    assert not all(figure.agrees for figure in compare(one, other))
+    with pytest.raises(ValueError, match="different settings"):
+        compare(one, replay(trace, replace(settings, num_blocks=3 * smallest_pool(longer, 4))))
 
 
 def test_the_command_prints_the_figures(capsys: pytest.CaptureFixture[str]) -> None:
@@ -166,3 +255,15 @@ def test_the_command_prints_the_figures(capsys: pytest.CaptureFixture[str]) -> N
     assert result["requests"] == 20
     assert main(["replay", "no-such-trace"]) == 2
     assert "neither a file nor a trace" in capsys.readouterr().err
+
+
+def test_the_command_compares_a_file_with_its_stand_in(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / f"{AZURE_CODE.name}.csv"
+    rows = [f"2023-11-16 18:15:{i % 60:02}.000000,{100 + i},{9 + i}" for i in range(20)]
+    path.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]))
+    assert main(["replay", str(path), "--limit", "20", "--pool", "4000", "--against-generator"]) == 1
+    shown = capsys.readouterr().out
+    assert "generated, against the file" in shown
+    assert "!" in shown
+    assert main(["replay", AZURE_CODE.name, "--against-generator"]) == 2
+    assert "the file of a trace that can be generated" in capsys.readouterr().err
