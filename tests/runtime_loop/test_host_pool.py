@@ -255,10 +255,13 @@ def test_another_stream_waits_for_the_last_transfer_and_the_same_does_not(monkey
     monkeypatch.setattr(torch.cuda, "current_stream", fake.current_stream)
     monkeypatch.setattr(torch.cuda, "Event", fake.event)
     order = StreamOrder(torch.device("cuda", 0))
-    for stream in "aabba":
+    for stream in "aabb":
         fake.current = stream
-        order.begin()
-        order.end()
+        with order:
+            pass
+    fake.current = "a"
+    with pytest.raises(RuntimeError, match="half-way"), order:
+        raise RuntimeError("half-way")
     assert fake.log == [
         "a recorded", "a recorded", "b waits for a", "b recorded", "b recorded", "a waits for b", "a recorded",
     ]  # fmt: skip
@@ -269,5 +272,5 @@ def test_on_a_cpu_no_stream_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(torch.cuda, "current_stream", fail)
     order = StreamOrder(torch.device("cpu"))
     for _ in range(2):
-        order.begin()
-        order.end()
+        with order:
+            pass
