@@ -140,6 +140,23 @@ def test_adjacent_host_blocks_are_one_copy(monkeypatch: pytest.MonkeyPatch) -> N
     assert copies == [1, 4, 1, 4]
 
 
+def test_on_a_cpu_adjacent_host_blocks_are_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    launches: list[int] = []
+    real = attention.PlannedOp.bind
+
+    def counted(planned: attention.PlannedOp, tensors: dict[str, torch.Tensor]) -> Callable[[], None]:
+        launches.append(len(tensors["block_ids"]))
+        return real(planned, tensors)
+
+    monkeypatch.setattr(attention.PlannedOp, "bind", counted)
+    cache = filled(FORMATS[0], layers=3)
+    host = host_of(cache, 8, "native", turn=1)
+    host.save(BLOCKS, HOSTS)  # host blocks 0 and 3 to 6, each in three layers
+    assert launches == [3, 12]
+    host.load(HOSTS, BLOCKS)
+    assert launches == [3, 12, 3, 12]
+
+
 @pytest.mark.parametrize(
     ("blocks", "runs"),
     [
