@@ -134,32 +134,32 @@ def dimensions_of(op: Op, level: Level, kind: DeviceKind = DeviceKind.CPU) -> di
     if op is Op.ATTENTION:
         spans |= {"feature": d.FEATURES, "outputs": d.OUTPUTS, "values": d.VALUES}
     else:
-        spans |= _cache_dimensions(op, level, gpu)
+        spans |= _cache_dimensions(op, gpu)
     if level is Level.TINY:
         spans |= {k: v[:n] for k, v in spans.items() if (n := {"feature": 6, "values": 2}.get(k))}  # no sinks
     elif production and gpu:
         spans["config"] = tuple(range(NUM_CORNERS))
     elif production:
         spans |= {k: (d.PLAIN,) for k in spans if k == "feature"} | {"queries": ("decode",)}
-        spans |= {k: v[:2] for k, v in spans.items() if k == "values"}
+        spans |= {k: v[:2] for k, v in spans.items() if k == "values"} | {"memory": d.MEMORIES}
     return spans
 
 
 def _shapes(op: Op, level: Level, kind: DeviceKind) -> dict[str, tuple[Any, ...]]:
     """Heads, head dims and dtypes: as whole shapes, or as dimensions of their own where a case is compiled anyway."""
     gpu = kind is DeviceKind.CUDA
-    eight_bit = gpu or (op in SWAPS and level is not Level.PRODUCTION)  # moving bits takes no arithmetic of a CPU
+    quantised = gpu or op in SWAPS  # whole blocks are moved on a CPU too, whatever is in them
     if level is Level.TINY:
-        return {"shape": d.TINY_SHAPES + (d.QUANTISED_SHAPE,) * eight_bit}
+        return {"shape": d.TINY_SHAPES + (d.QUANTISED_SHAPE,) * quantised}
     if op is not Op.ATTENTION and (level is Level.CORNER or gpu):
-        return {"shape": d.CACHE_SHAPES + d.QUANTISED_CACHE_SHAPES * eight_bit}
+        return {"shape": d.CACHE_SHAPES + d.QUANTISED_CACHE_SHAPES * quantised}
     if gpu:
         heads = d.HEADS if level is Level.CORNER else d.MODEL_HEADS
         return {"heads": heads, "head_dims": d.HEAD_DIMS, "dtypes": d.DTYPES}
     return {"shape": d.SHAPES if level is Level.CORNER else d.MODEL_SHAPES}
 
 
-def _cache_dimensions(op: Op, level: Level, gpu: bool) -> dict[str, tuple[Any, ...]]:
+def _cache_dimensions(op: Op, gpu: bool) -> dict[str, tuple[Any, ...]]:
     spans: dict[str, tuple[Any, ...]] = {"feature": (d.PLAIN,), "launch": d.LAUNCHES[:2]}
     if op is not Op.GATHER_KV:
         spans["tail"] = ((),)  # no table
@@ -172,7 +172,7 @@ def _cache_dimensions(op: Op, level: Level, gpu: bool) -> dict[str, tuple[Any, .
     if op is Op.COPY_BLOCKS or op in SWAPS:
         spans["skips"] = d.SKIPS
     if op in SWAPS:
-        spans |= {"table": ((),), "memory": d.MEMORIES if level is Level.PRODUCTION else d.SWAP_MEMORIES}
+        spans |= {"table": ((),), "memory": d.SWAP_MEMORIES}
     return spans
 
 

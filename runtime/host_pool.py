@@ -85,21 +85,19 @@ class HostPool:
 
     def save(self, blocks: IntArray, host_blocks: IntArray) -> None:
         """See `BlockMover.save`."""
-        self._order.begin()
-        self._mover.save(blocks, host_blocks)
-        self._order.end()
+        with self._order:
+            self._mover.save(blocks, host_blocks)
 
     def load(self, host_blocks: IntArray, blocks: IntArray) -> None:
         """See `BlockMover.load`."""
-        self._order.begin()
-        self._mover.load(host_blocks, blocks)
-        self._order.end()
+        with self._order:
+            self._mover.load(host_blocks, blocks)
 
 
 class StreamOrder:
     """Keeps transfers in order whose memory is shared, where the caller goes from one stream to another.
 
-    On one stream they are in order as it is, and nothing waits.
+    A transfer runs within `with order:`. On one stream transfers are in order as it is, and nothing waits.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -107,16 +105,16 @@ class StreamOrder:
         self._last: torch.cuda.Stream | None = None
         self._done: torch.cuda.Event | None = None
 
-    def begin(self) -> None:
-        """What the caller's stream does from now on comes after all that was done until the last `end`."""
+    def __enter__(self) -> None:
+        """What the caller's stream does from now on comes after the last transfer."""
         if self._device.type != "cuda" or self._done is None:
             return
         stream = torch.cuda.current_stream(self._device)
         if stream != self._last:
             stream.wait_event(self._done)
 
-    def end(self) -> None:
-        """All that is in the caller's stream until now belongs to the transfer."""
+    def __exit__(self, *_: object) -> None:
+        """All that is in the caller's stream until now belongs to the transfer, ended or not."""
         if self._device.type != "cuda":
             return
         if self._done is None:

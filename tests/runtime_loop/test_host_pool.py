@@ -140,6 +140,23 @@ def test_adjacent_host_blocks_are_one_copy(monkeypatch: pytest.MonkeyPatch) -> N
     assert copies == [1, 4, 1, 4]
 
 
+def test_on_a_cpu_adjacent_host_blocks_are_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    launches: list[int] = []
+    real = attention.PlannedOp.bind
+
+    def counted(planned: attention.PlannedOp, tensors: dict[str, torch.Tensor]) -> Callable[[], None]:
+        launches.append(len(tensors["block_ids"]))
+        return real(planned, tensors)
+
+    monkeypatch.setattr(attention.PlannedOp, "bind", counted)
+    cache = filled(FORMATS[0], layers=3)
+    host = host_of(cache, 8, "native", turn=1)
+    host.save(BLOCKS, HOSTS)  # host blocks 0 and 3 to 6, each in three layers
+    assert launches == [3, 12]
+    host.load(HOSTS, BLOCKS)
+    assert launches == [3, 12, 3, 12]
+
+
 @pytest.mark.parametrize(
     ("blocks", "runs"),
     [
@@ -255,10 +272,13 @@ def test_another_stream_waits_for_the_last_transfer_and_the_same_does_not(monkey
     monkeypatch.setattr(torch.cuda, "current_stream", fake.current_stream)
     monkeypatch.setattr(torch.cuda, "Event", fake.event)
     order = StreamOrder(torch.device("cuda", 0))
-    for stream in "aabba":
+    for stream in "aabb":
         fake.current = stream
-        order.begin()
-        order.end()
+        with order:
+            pass
+    fake.current = "a"
+    with pytest.raises(RuntimeError, match="half-way"), order:
+        raise RuntimeError("half-way")
     assert fake.log == [
         "a recorded", "a recorded", "b waits for a", "b recorded", "b recorded", "a waits for b", "a recorded",
     ]  # fmt: skip
@@ -269,5 +289,5 @@ def test_on_a_cpu_no_stream_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(torch.cuda, "current_stream", fail)
     order = StreamOrder(torch.device("cpu"))
     for _ in range(2):
-        order.begin()
-        order.end()
+        with order:
+            pass
