@@ -44,8 +44,9 @@ def devices_command(configs: ConfigsOption = None) -> None:
     files = Configs(configs)
     live = {d.name: d for d in (cpu_facts(), probe_nvidia()) if d is not None}
     view = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("name", "product", "arch"):
-        view.add_column(name, no_wrap=True)
+    view.add_column("name", no_wrap=True)
+    view.add_column("product", overflow="fold")  # the longest, and of any length
+    view.add_column("arch", no_wrap=True)
     for name in ("units", "shared/block", "L2 or LLC", "memory", "GB/s"):
         view.add_column(name, justify="right", no_wrap=True)
     view.add_column("here", no_wrap=True)

@@ -10,10 +10,11 @@ from vgpu_attention import BF16, H100, Case, attention, require_compiler, run
 
 from pagedtune.harness.vgpu.virtual_gpu import VirtualGpuOptions
 from pagedtune.kernels.bounds import Bounds
-from pagedtune.kernels.cuda_split_simt import CudaSplitSimt, CudaSplitSimtConfig, num_lanes, steps
+from pagedtune.kernels.cuda_split_simt import CudaSplitSimt
 from pagedtune.kernels.dtypes import DType
 from pagedtune.kernels.pool_format import Layout, PoolFormat, ScaleKind
 from pagedtune.kernels.problem import Problem
+from pagedtune.kernels.split_simt_plan import CudaSplitSimtConfig, num_lanes, steps
 
 VARIANT = CudaSplitSimt()
 DEVICE = replace(H100, shared_bytes_per_block=232448)
