@@ -12,9 +12,9 @@ from pagedtune.kernels.slots import block_elements
 from pagedtune.kernels.variant import Op
 
 from .case import SWAPS, Case, Hazard
-from .inputs import offset_of, unit_of
 from .memory import HIGH_ELEMENTS, Carved, Poison, bits, canary_bits, carve, reserve_rows
 from .placement import Placement
+from .pools import offset_of, unit_of
 
 
 class SwapInputs:

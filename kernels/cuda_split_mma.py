@@ -54,7 +54,8 @@ class CudaSplitMma(Variant):
     """One block per sequence, KV head and split; the keys are the M dimension, the query rows N in tiles of 8.
 
     The rows are the query heads of a group times the query tokens of a sequence: all of them share each key and value
-    that is read. Splits adapt to each sequence's context length on the device.
+    that is read. Splits adapt to each sequence's context length on the device. Scales of tokens travel with their tile;
+    those of values are kept relative to a power of two about the largest, so that weights stay in the range of a half.
     """
 
     name = "cuda_split_mma"
@@ -64,7 +65,8 @@ class CudaSplitMma(Variant):
     properties = Properties(deterministic=True, batch_invariant=True, graph_safe=True)
 
     def numerics(self, problem: Problem, pool_format: PoolFormat) -> Numerics:
-        """Softmax weights are rounded to what the second product takes: the query's dtype, fp16 with 8-bit pools."""
+        """Softmax weights (times the scales of tokens) are rounded to what the second product takes: the query's dtype,
+        fp16 with 8-bit pools."""
         return Numerics(p=problem.q_dtype if pool_format.kv_dtype is problem.q_dtype else DType.FP16)
 
     def default_config(self, problem: Problem, pool_format: PoolFormat, bounds: Bounds, device: Device) -> Config:

@@ -66,7 +66,8 @@ class TritonSplit(Variant):
     properties = Properties(deterministic=True, batch_invariant=True, graph_safe=True)
 
     def numerics(self, problem: Problem, pool_format: PoolFormat) -> Numerics:
-        """Softmax weights are rounded for the second product to the wider of the query's and the pool's dtype."""
+        """Softmax weights (times the scales of tokens, relative to a power of two about the largest) are rounded for
+        the second product to the wider of the query's and the pool's dtype."""
         return Numerics(p=_dot_dtype(problem, pool_format))
 
     def default_config(self, problem: Problem, pool_format: PoolFormat, bounds: Bounds, device: Device) -> Config:

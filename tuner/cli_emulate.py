@@ -15,7 +15,7 @@ from pagedtune.harness.listing import parse_settings
 from pagedtune.harness.vgpu.ptx_tokens import PtxError
 from pagedtune.kernels.device import Device, DeviceKind
 from pagedtune.kernels.dtypes import DType
-from pagedtune.kernels.pool_format import Layout, PoolFormat, ScaleKind
+from pagedtune.kernels.pool_format import LARGEST_STORED, Layout, PoolFormat, ScaleKind
 from pagedtune.kernels.problem import Problem
 from pagedtune.kernels.variant import BuildError, Config, Op, Variant
 from pagedtune.kernels.workload import Workload
@@ -28,7 +28,6 @@ from .errors import UsageError, unknown_name
 from .tables import console_for
 
 _SHAPE = re.compile(r"(\d+)/(\d+)x(\d+)(?:v(\d+))?")
-_QUANTISED = (DType.FP8_E4M3, DType.INT8)
 EXIT_FAILED = 1
 
 
@@ -47,6 +46,10 @@ def emulate_command(
     block_size: Annotated[int, typer.Option(min=1, help="tokens of a KV block")] = 16,
     layout: Annotated[str, typer.Option(help="of the KV pool: nhd, hnd or xpacked")] = "nhd",
     kv_dtype: Annotated[str | None, typer.Option(help="of the KV pool; default: as --dtype")] = None,
+    scales: Annotated[
+        str | None,
+        typer.Option(help="none, per_tensor, per_head, per_token_head; default: per_tensor for 8-bit pools, else none"),
+    ] = None,
     num_seqs: Annotated[int, typer.Option(min=1, help="sequences, of one query token each")] = 4,
     context_len: Annotated[int, typer.Option(min=0, help="tokens of each sequence's context")] = 512,
     config: Annotated[list[str] | None, typer.Option(help="a tunable as name=value; repeat for several")] = None,
@@ -72,7 +75,8 @@ def emulate_command(
     if schedule not in SCHEDULES:
         raise unknown_name("--schedule", schedule, SCHEDULES)
     workload = Workload.uniform(num_seqs, context_len)
-    case = _case(chosen, _problem(files, problem, _dtype("--dtype", dtype)), workload, kv_dtype, layout, block_size)
+    asked = _problem(files, problem, _dtype("--dtype", dtype))
+    case = _case(asked, workload, _format(asked, block_size, kv_dtype, layout, scales))
     settings = _config(chosen, case, machine, parse_pairs(config or ()))
     reason = chosen.reject(case.problem, case.pool_format, settings, machine)
     if reason is not None:
@@ -130,16 +134,20 @@ def _problem(files: Configs, text: str, dtype: DType) -> Problem:
     raise unknown_name("--problem", text, files.names("models"), "; or a shape such as 32/8x128")
 
 
-def _case(
-    variant: Variant, problem: Problem, workload: Workload, kv_dtype: str | None, layout: str, block_size: int
-) -> Case:
+def _format(problem: Problem, block_size: int, kv_dtype: str | None, layout: str, scales: str | None) -> PoolFormat:
     stored = problem.q_dtype if kv_dtype is None else _dtype("--kv-dtype", kv_dtype)
-    layouts = {one.value: one for one in Layout}
+    layouts, kinds = {one.value: one for one in Layout}, {one.value: one for one in ScaleKind}
     if layout not in layouts:
         raise unknown_name("--layout", layout, layouts)
-    scales = ScaleKind.PER_TENSOR if stored in _QUANTISED else ScaleKind.NONE
+    if scales is not None and scales not in kinds:
+        raise unknown_name("--scales", scales, kinds)
+    usual = ScaleKind.PER_TENSOR if stored in LARGEST_STORED else ScaleKind.NONE
+    return PoolFormat(block_size, stored, layouts[layout], usual if scales is None else kinds[scales])
+
+
+def _case(problem: Problem, workload: Workload, pool_format: PoolFormat) -> Case:
     try:
-        return Case(Op.ATTENTION, problem, PoolFormat(block_size, stored, layouts[layout], scales), workload)
+        return Case(Op.ATTENTION, problem, pool_format, workload)
     except ValueError as error:
         raise UsageError(str(error)) from error
 

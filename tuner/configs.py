@@ -12,7 +12,7 @@ from pydantic import Field, field_validator, model_validator
 from pagedtune.kernels.bounds import Bounds, Bucket, bucket_of
 from pagedtune.kernels.device import Device, DeviceKind
 from pagedtune.kernels.dtypes import DType
-from pagedtune.kernels.pool_format import Layout, PoolFormat
+from pagedtune.kernels.pool_format import LARGEST_STORED, Layout, PoolFormat, ScaleKind
 from pagedtune.kernels.problem import Problem
 from pagedtune.kernels.workload import Workload
 
@@ -139,6 +139,7 @@ class SweepFile(StrictModel):
     buckets: Annotated[tuple[BucketEntry, ...], Field(min_length=1)] = Field(description="batch shapes with weights")
     workloads: Annotated[tuple[str, ...], Field(min_length=1)] = Field(description="distributions of lengths")
     kv_dtypes: tuple[DType, ...] = ()  # empty: the dtype of the query
+    scale_kinds: Annotated[tuple[ScaleKind, ...], Field(min_length=1)] = (ScaleKind.NONE,)
     mode: Literal["cold", "hot"] = "cold"  # a hot time is of KV that the last launch left in the caches
     max_candidates: Positive | None = None  # of a variant in a cell; none: all that it lists
     candidate_limit_s: Annotated[float, Field(gt=0)] = 30.0  # a gate job of one candidate that takes longer hangs
@@ -161,10 +162,12 @@ class SweepFile(StrictModel):
         return entries
 
     def formats(self, dtype: DType) -> tuple[PoolFormat, ...]:
-        """The pool formats to compare for queries of `dtype`."""
+        """The pool formats to compare for queries of `dtype`; scales of tokens for 8-bit pools only."""
         return tuple(
-            PoolFormat(size, kv_dtype, layout)
+            PoolFormat(size, kv_dtype, layout, scale_kind)
             for kv_dtype in self.kv_dtypes or (dtype,)
+            for scale_kind in self.scale_kinds
+            if scale_kind is not ScaleKind.PER_TOKEN_HEAD or kv_dtype in LARGEST_STORED
             for layout in self.layouts
             for size in self.block_sizes
         )

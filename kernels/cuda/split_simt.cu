@@ -32,30 +32,28 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) attention_split(
     Stream stream(p, work, share, warp, lane);
     RowsOf<SK, K_PIECES> keys;
     RowsOf<SV, V_PIECES> values;
-    float k_scales[VALUES], v_scales[VALUES];
-    const float *own_k_scale = k_scale + work.kv_head * k_scale_head, *own_v_scale = v_scale + work.kv_head * v_scale_head;
+    TokenScales k_scales(k_scale, k_scale_block, k_scale_head, work), v_scales(v_scale, v_scale_block, v_scale_head, work);
     const bool some = stream.first_token(0) < stream.end && share.begin < share.end;
     if (some) {
         stream.look_up(0);
         stream.load_keys(keys, 0);
         stream.load_values(values, 0);
-        if (PT_TOKEN_SCALES) stream.load_scales(k_scales, own_k_scale, k_scale_block, 0);
-        if (PT_TOKEN_SCALES) stream.load_scales(v_scales, own_v_scale, v_scale_block, 0);
+        if (PT_TOKEN_SCALES) k_scales.load(stream, 0), v_scales.load(stream, 0);
         stream.look_up(1);
     }
     State state(p, work, rows, lane);
     for (int tile = 0; some && stream.first_token(tile) < stream.end; ++tile) {
         float s[ROWS][KEYS];
         state.multiply_keys(keys, s, lane);
-        if (PT_TOKEN_SCALES) multiply_by_scales(s, k_scales);
+        if (PT_TOKEN_SCALES) k_scales.multiply(s);
         stream.load_keys(keys, tile + 1);
-        if (PT_TOKEN_SCALES) stream.load_scales(k_scales, own_k_scale, k_scale_block, tile + 1);
+        if (PT_TOKEN_SCALES) k_scales.load(stream, tile + 1);
         state.finish(s, rows, stream, tile);
         state.weigh(s);
-        if (PT_TOKEN_SCALES) multiply_by_scales(s, v_scales);
+        if (PT_TOKEN_SCALES) v_scales.multiply(s);
         state.multiply_values(values, s);
         stream.load_values(values, tile + 1);
-        if (PT_TOKEN_SCALES) stream.load_scales(v_scales, own_v_scale, v_scale_block, tile + 1);
+        if (PT_TOKEN_SCALES) v_scales.load(stream, tile + 1);
         stream.look_up(tile + 2);
     }
     put_down(state, shared, warp, lane);

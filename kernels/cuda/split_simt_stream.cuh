@@ -76,3 +76,32 @@ struct Stream {
         else values.template load<false>(v_base, blocks, v_block, v_slot, token(tile), begin, end, lane);
     }
 };
+
+// The scales of the tokens whose scores a lane ends up with (see deal_sums): of K, to multiply them, or of V, to multiply
+// the weights.
+struct TokenScales {
+    const float* from;  // of the head
+    i64 block_stride;
+    float own[VALUES];
+
+    __device__ __forceinline__ TokenScales(const float* scale, i64 block, i64 head, const Work& w)
+        : from(scale + w.kv_head * head), block_stride(block) {}
+    // Of the tile whose blocks the stream has looked up; tokens outside the split are not read.
+    __device__ __forceinline__ void load(const Stream& stream, int tile) {
+#pragma unroll
+        for (int i = 0; i < VALUES; ++i) {
+            const int key = stream.lane % LANES * KEYS / LANES + i, token = stream.token(tile) + key;
+            u32 block = stream.blocks[0];
+#pragma unroll
+            for (int run = 1; run < RUNS; ++run) block = key / RUN >= run ? stream.blocks[run] : block;
+            const float* place = from + (i64(block) * block_stride + u32(token) % PT_BLOCK_SIZE);
+            own[i] = token >= stream.begin && token < stream.end ? __ldg(place) : 0.0f;
+        }
+    }
+    __device__ __forceinline__ void multiply(float (&s)[ROWS][KEYS]) const {
+#pragma unroll
+        for (int r = 0; r < ROWS; ++r)
+#pragma unroll
+            for (int i = 0; i < VALUES; ++i) s[r][i] *= own[i];
+    }
+};

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from pagedtune.harness.cache_inputs import EXTRA_ROWS, e4m3_bits, expected
+from pagedtune.harness.cache_inputs import EXTRA_ROWS, expected
 from pagedtune.harness.case import Case, Family, Hazard
 from pagedtune.harness.gate import run_case
+from pagedtune.harness.stored_values import e4m3_bits
 from pagedtune.harness.verdicts import Check
 from pagedtune.kernels.bounds import Bounds
 from pagedtune.kernels.catalogue import VARIANTS

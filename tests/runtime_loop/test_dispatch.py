@@ -17,6 +17,7 @@ from pagedtune.kernels.eager import Eager
 from pagedtune.kernels.pool_format import PoolFormat, ScaleKind
 from pagedtune.kernels.problem import Problem
 from pagedtune.kernels.record import TimeEvidence, Verdict
+from pagedtune.kernels.serial import from_jsonable, to_jsonable
 from pagedtune.kernels.variant import Config, Op
 from pagedtune.runtime.artifact_source import ArtifactUnavailable
 from pagedtune.runtime.attention import PagedAttention
@@ -167,6 +168,15 @@ def test_without_any_kernel_every_reason_is_given() -> None:
     quantised = PoolFormat(16, DType.INT8, scale_kind=ScaleKind.PER_TENSOR)
     with pytest.raises(NoKernel, match="int8"):
         PagedAttention(PROBLEM, quantised, Dispatch(HERE, Libraries(), None, (Plain(),), FALLBACKS)).plan(Bounds(1, 1))
+
+
+def test_a_winner_serves_pools_of_its_own_scales_only() -> None:
+    here = PoolFormat(16, DType.INT8, scale_kind=ScaleKind.PER_TOKEN_HEAD)
+    entry = replace(winner(Bounds(16, 1024)), pool_format=here)
+    stored = from_jsonable(DispatchTable, to_jsonable(table(HERE, entry)))
+    assert stored.lookup(PROBLEM, here, Bounds(16, 1024)) == entry
+    for kind in set(ScaleKind) - {ScaleKind.PER_TOKEN_HEAD}:
+        assert stored.lookup(PROBLEM, replace(here, scale_kind=kind), Bounds(16, 1024)) is None
 
 
 def test_a_variant_of_a_table_that_is_not_installed_is_passed_over() -> None:

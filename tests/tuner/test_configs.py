@@ -56,6 +56,19 @@ def test_every_file_that_ships_is_valid() -> None:
         assert len({cell.key for cell in cells}) == len(cells)
 
 
+def test_a_sweep_over_scales_leaves_out_pools_that_cannot_be(tmp_path: Path) -> None:
+    fields = "kv_dtypes: [bf16, int8]\nscale_kinds: [none, per_head, per_token_head]\n"
+    (tmp_path / "s.yaml").write_text(SWEEP + fields)
+    sweep = read_yaml(tmp_path / "s.yaml", SweepFile)
+    assert [pool_format.key for pool_format in sweep.formats(DType.BF16)] == [
+        "b16-nhd-bf16",
+        "b16-nhd-bf16-per_head",
+        "b16-nhd-int8",
+        "b16-nhd-int8-per_head",
+        "b16-nhd-int8-per_token_head",
+    ]
+
+
 def test_quick_sweep_has_at_least_twelve_cells_over_two_of_everything() -> None:
     configs = Configs()
     cells = cells_of(configs, configs.sweep("quick"))

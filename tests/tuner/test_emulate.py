@@ -76,6 +76,16 @@ def test_json_has_every_figure(file: Path, capsys: pytest.CaptureFixture[str]) -
     assert {"element", "row", "lse"} <= data["error_over_bound"].keys()
 
 
+def test_scales_of_tokens_are_read_once_and_count_as_kv(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pool = ["--kv-dtype", "int8", "--scales", "per_token_head"]
+    assert main(["emulate", "--variant", f"{file}:Right", *SMALL, *pool, "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    scales, kv = 2 * 40 * 2 * 4, 2 * 40 * 2 * 32  # sequences, tokens, heads, then bytes or dims
+    unique = data["steps"][0]["counters"]["unique_read_bytes"]
+    assert (unique["k_scale"], unique["v_scale"], unique["k_cache"]) == (scales, scales, kv)
+    assert data["kv_bytes"] == 2 * (kv + scales)
+
+
 def test_a_fault_is_shown_with_its_line(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["emulate", "--variant", f"{file}:TableTooFar", *SMALL]) == 1
     out = capsys.readouterr().out
@@ -105,6 +115,8 @@ def test_a_wrong_answer_fails(file: Path, capsys: pytest.CaptureFixture[str]) ->
         (["--variant", "{file}:Right", "--dtype", "bf61"], "did you mean bf16"),
         (["--variant", "{file}:Right", "--layout", "nhdd"], "did you mean nhd"),
         (["--variant", "{file}:Right", "--schedule", "advers"], "did you mean adverse"),
+        (["--variant", "{file}:Right", "--scales", "per_token"], "did you mean per_token_head"),
+        (["--variant", "{file}:Right", "--scales", "per_token_head"], "made for 8-bit pools, which bf16 is not"),
         (["--variant", "{file}:Right", "--config", "tiles=3"], "tile_tokens"),
         (["--variant", "{file}:Right", "--config", "tile_tokens=33"], "must be a power of two"),
         (["--variant", "{file}:Right", "--problem", "4/1x1024"], "head dims go up to 512"),
