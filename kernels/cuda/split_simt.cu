@@ -30,6 +30,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) attention_split(
     Stream stream(p, work, share, warp, lane);
     RowsOf<SK, K_PIECES> keys;
     RowsOf<SV, V_PIECES> values;
+    keys.clear();  // scores of keys that are never read are masked, but must be made of something
     const bool some = stream.first_token(0) < stream.end && share.begin < share.end;
     if (some) {
         stream.look_up(0);
