@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -16,6 +16,7 @@ from .launch import Arg, CType, KernelStep, LaunchPlan, ScalarArg, SizeArg, Slot
 from .pool_format import Layout, PoolFormat, ScaleKind
 from .problem import Problem
 from .slots import aligned, attention_slots, batch_limits
+from .split_defaults import SplitShape, default_splits
 from .variant import Config, Numerics, Properties, Variant
 
 SOURCE = Path(__file__).parent / "triton" / "split_kernel.py"
@@ -23,7 +24,22 @@ MIN_ROWS, MAX_ROWS = 16, 32  # of a matrix product: what `mma.sync` takes, and b
 MAX_HEAD_DIM = 512
 VECTOR_BYTES = 16  # widest load of a thread
 MAX_FP32_TILE = 2048  # elements of a tile that a warp multiplies in fp32: beyond it, registers run out
+# Of a thread for a tile and the outputs, in pipelines of two stages, and in deeper ones: found by building the space at
+# head dims of 128 and 256. An estimate; a build that spills all the same is rejected by what its binary says.
+MAX_TILE_REGISTERS = 160, 127
 TILE_CHOICES = (32, 64, 128)
+SHAPE_CHOICES = (
+    (4, 128),
+    (2, 64),
+    (8, 128),
+    (4, 64),
+    (8, 64),
+    (4, 32),
+    (8, 32),
+    (4, 16),
+    (8, 16),
+)  # warps, tile tokens
+DEFAULT_SPLITS = (1, 2, 4, 8, 16, 32)
 SPLIT_CHOICES = (1, 4, 8, 16, 32)
 _TYPES = {DType.BF16: "bf16", DType.FP16: "fp16", DType.FP32: "fp32", DType.FP8_E4M3: "fp8e4nv", DType.INT8: "i8"}
 _POINTERS = (
@@ -65,19 +81,29 @@ class TritonSplit(Variant):
     properties = Properties(deterministic=True, batch_invariant=True, graph_safe=True)
 
     def numerics(self, problem: Problem, pool_format: PoolFormat) -> Numerics:
-        """Softmax weights are rounded for the second product to the wider of the query's and the pool's dtype."""
+        """Softmax weights are rounded to what the second product takes: the query's dtype, fp16 with e4m3 pools, fp32
+        where either is fp32."""
         return Numerics(p=_dot_dtype(problem, pool_format))
 
     def default_config(self, problem: Problem, pool_format: PoolFormat, bounds: Bounds, device: Device) -> Config:
-        """Enough splits to give every multiprocessor two blocks."""
-        items = max(1, bounds.max_num_tokens * problem.num_kv_heads)
-        splits = 1
-        while splits < SPLIT_CHOICES[-1] and items * splits < 2 * device.num_units:
-            splits *= 2
-        tile_tokens = 64
-        while _fp32_tile(problem, pool_format, tile_tokens) > MAX_FP32_TILE * 4:
-            tile_tokens //= 2
-        return TritonSplitConfig(splits, tile_tokens)
+        """The first block shape that a context fills and that is not rejected, and the splits of `split_defaults`.
+
+        With a tile of one token per thread each table entry is copied once; with fewer tokens every thread that loads a
+        part of a token's row looks its block up.
+        """
+        tokens = min(bounds.max_context_len, problem.window or bounds.max_context_len)
+        shapes = [
+            TritonSplitConfig(1, t, num_warps=w) for w, t in SHAPE_CHOICES if t <= max(tokens, SHAPE_CHOICES[1][1])
+        ]
+        config = next((c for c in shapes if self.reject(problem, pool_format, c, device) is None), shapes[0])
+        flight = config.tile_tokens * (problem.head_dim + problem.head_dim_v) * pool_format.kv_dtype.itemsize
+        shape = SplitShape(
+            bounds.max_num_tokens * problem.num_kv_heads * _row_tiles(problem),
+            flight,
+            resident=2 if 2 * flight <= device.shared_bytes_per_block else 1,
+        )
+        splits = default_splits(problem, pool_format, bounds, device, shape, DEFAULT_SPLITS)
+        return replace(config, num_splits=splits)
 
     def space(self, problem: Problem, pool_format: PoolFormat, device: Device) -> Iterator[Config]:
         """Splits x tile x warps x stages."""
@@ -106,6 +132,12 @@ class TritonSplit(Variant):
             return (
                 f"fp32 products are unrolled on the plain cores: a tile of {config.tile_tokens} tokens is more than "
                 f"{MAX_FP32_TILE} elements for each of {config.num_warps} warps"
+            )
+        registers, most = _tile_registers(problem, pool_format, config), MAX_TILE_REGISTERS[config.num_stages > 2]
+        if registers > most:
+            return (
+                f"a tile of {config.tile_tokens} tokens and the outputs take {registers} registers of each thread: "
+                f"with {config.num_stages} stages they spill above {most}"
             )
         if config.split_tokens < 1:
             return f"split_tokens={config.split_tokens} must be at least 1"
@@ -183,8 +215,13 @@ def _row_tiles(problem: Problem) -> int:
 
 
 def _dot_dtype(problem: Problem, pool_format: PoolFormat) -> DType:
-    """What both factors of a product are converted to: nothing that the query or the pool holds is lost."""
-    return DType.FP32 if DType.FP32 in (problem.q_dtype, pool_format.kv_dtype) else problem.q_dtype
+    """What both factors of a product are converted to: nothing that the query or the pool holds is lost.
+
+    e4m3 becomes fp16, which the hardware converts two at a time; bf16 takes it another step, four times as slow.
+    """
+    if DType.FP32 in (problem.q_dtype, pool_format.kv_dtype):
+        return DType.FP32
+    return DType.FP16 if pool_format.kv_dtype is DType.FP8_E4M3 else problem.q_dtype
 
 
 def _fp32_tile(problem: Problem, pool_format: PoolFormat, tile_tokens: int) -> int:
@@ -192,6 +229,21 @@ def _fp32_tile(problem: Problem, pool_format: PoolFormat, tile_tokens: int) -> i
     if _dot_dtype(problem, pool_format) is not DType.FP32:
         return 0
     return tile_tokens * _power_of_two(max(problem.head_dim, problem.head_dim_v))
+
+
+def _tile_registers(problem: Problem, pool_format: PoolFormat, config: TritonSplitConfig) -> int:
+    """Registers of a thread for one tile as it is multiplied, half of it as it was loaded if that differs, and the
+    outputs; 0 where products are fp32, which `MAX_FP32_TILE` limits."""
+    dot, kv = _dot_dtype(problem, pool_format), pool_format.kv_dtype
+    if dot is DType.FP32:
+        return 0
+    dim = _power_of_two(max(problem.head_dim, problem.head_dim_v))
+    tile = config.tile_tokens * dim * (2 * dot.itemsize + (kv.itemsize if kv is not dot else 0)) // 2  # bytes
+    return (tile // 4 + _block_rows(problem) * dim) // (32 * config.num_warps)
+
+
+def _block_rows(problem: Problem) -> int:
+    return min(MAX_ROWS, max(MIN_ROWS, _power_of_two(problem.gqa_ratio)))
 
 
 def _types(names: tuple[str, ...], problem: Problem, pool_format: PoolFormat) -> dict[str, str]:
@@ -248,7 +300,7 @@ def _divisible(problem: Problem, pool_format: PoolFormat) -> dict[str, int]:
 def _constants(problem: Problem, pool_format: PoolFormat, config: TritonSplitConfig) -> dict[str, object]:
     return {
         "GROUP": problem.gqa_ratio,
-        "BLOCK_H": min(MAX_ROWS, max(MIN_ROWS, _power_of_two(problem.gqa_ratio))),
+        "BLOCK_H": _block_rows(problem),
         "ROW_TILES": _row_tiles(problem),
         "DIM_K": problem.head_dim,
         "DIM_V": problem.head_dim_v,
@@ -266,6 +318,7 @@ def _constants(problem: Problem, pool_format: PoolFormat, config: TritonSplitCon
         "HAS_SCALES": pool_format.scale_kind is not ScaleKind.NONE,
         "SCALE_STRIDE": int(pool_format.scale_kind is ScaleKind.PER_HEAD),
         "DOT_FP32": _dot_dtype(problem, pool_format) is DType.FP32,
+        "DOT_HALF": _dot_dtype(problem, pool_format) is DType.FP16 and problem.q_dtype is not DType.FP16,
         **_unit_dims(pool_format),
     }
 

@@ -83,8 +83,9 @@ def attention_split(
     HAS_SCALES: tl.constexpr,
     SCALE_STRIDE: tl.constexpr,
     DOT_FP32: tl.constexpr,  # whether the factors of both products are fp32, not of the query's dtype
+    DOT_HALF: tl.constexpr,  # whether they are fp16 and the query is not: e4m3 becomes fp16 at half the cost of bf16
 ):
-    DOT_TYPE: tl.constexpr = tl.float32 if DOT_FP32 else q.dtype.element_ty
+    DOT_TYPE: tl.constexpr = tl.float32 if DOT_FP32 else tl.float16 if DOT_HALF else q.dtype.element_ty
     DOT_PRECISION: tl.constexpr = "ieee" if DOT_FP32 else "tf32"
     token = tl.program_id(0)
     kv_head = tl.program_id(1) // ROW_TILES
@@ -115,13 +116,19 @@ def attention_split(
             tl.store(partial_lse + part, tl.full([BLOCK_H], -float("inf"), tl.float32), live_rows)
             return
     q_at = q + token * q_token + heads[:, None] * q_head + cols_k[None, :]
-    q_tile = tl.load(q_at, mask=live_rows[:, None] & (cols_k < DIM_K)[None, :], other=0.0).to(DOT_TYPE)
-
+    q_tile = tl.load(q_at, mask=live_rows[:, None] & (cols_k < DIM_K)[None, :], other=0.0)
     score_scale = scale * LOG2E
     out_scale = 1.0
     if HAS_SCALES:
         score_scale *= tl.load(k_scale + kv_head * SCALE_STRIDE)
         out_scale = tl.load(v_scale + kv_head * SCALE_STRIDE)
+    if DOT_HALF:  # a power of two for each row keeps a bf16 query in range: its largest value is taken to 2^14 or above
+        most = tl.max(tl.abs(q_tile.to(tl.float32)), 1)
+        exponent = tl.maximum(most.to(tl.int32, bitcast=True) >> 23, 16) - 14
+        row_scale = tl.where(most > 0.0, (exponent << 23).to(tl.float32, bitcast=True), 1.0)
+        q_tile = q_tile.to(tl.float32) * (1.0 / row_scale)[:, None]
+        score_scale = (score_scale * row_scale)[:, None]
+    q_tile = q_tile.to(DOT_TYPE)
     if HAS_ALIBI:
         slopes = tl.load(alibi_slopes + heads, mask=live_rows, other=0.0) * LOG2E
 
