@@ -75,7 +75,7 @@ class Level(StrEnum):
 
     TINY = "tiny"  # a few seconds: is it plausible at all
     CORNER = "corner"  # pairwise covering arrays over every dimension, small shapes
-    PRODUCTION = "production"  # shapes of real models, longer contexts
+    PRODUCTION = "production"  # heads of real models, longer contexts, on a GPU also the corners of the config space
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,15 @@
 
 Every pair of values of two dimensions that can occur together occurs in some case. What cannot occur together is said
 once, in `possible`; what a variant refuses is a result with its reason. A variant that refuses some of these cases also
-gets a covering array over the values that it takes, or values it does support would go unseen beside those it does not.
+gets a covering array over the pairs that it takes, or what it does support would go unseen beside what it does not.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from itertools import cycle, product
 from typing import Any
 
@@ -23,35 +24,46 @@ from pagedtune.kernels.workload import Workload
 
 from . import dimensions as d
 from .case import Case, Family, Hazard, Level
-from .pairwise import Facets, covering_rows
+from .config_corners import NUM_CORNERS
+from .pairwise import covering_rows
 
 Row = Mapping[str, Any]
 HAZARD_DIMENSIONS = ("table", "tail", "memory", "launch", "outputs", "values", "skips")
+# What a variant can refuse a case for.
+DECIDING = ("shape", "heads", "head_dims", "dtypes", "block_size", "layout", "scale_kind", "feature", "queries")
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A case, and which corner of the variant's space its config is from (see `config_corners`; None: any)."""
+
+    case: Case
+    corner: int | None = None
 
 
 def cases_for(variant: Variant, device: Device, level: Level) -> tuple[Case, ...]:
-    """The cases of a variant's op at a level: one list for every variant of the op. A variant with limits gets, in
-    place of the cases that it takes, as many pairs as there are of what it takes.
+    """The cases of a variant's op at a level, as `trials_for`."""
+    return tuple(trial.case for trial in trials_for(variant, device, level))
 
-    Numbers of cases for attention on a CPU: tiny 46, corner 244, production 38; of a cache operation 42, 65 and 36. A
-    GPU kernel is compiled for each shape and feature: there, ratio, head dims and dtypes of a shape are paired with the
-    rest one by one, and shapes with a quantised pool are added: 48, 215 and 39 cases.
+
+def trials_for(variant: Variant, device: Device, level: Level) -> tuple[Trial, ...]:
+    """The trials of a variant's op at a level: one list for every variant of the op. A variant with limits gets, in
+    place of the cases that it takes, a covering of all pairs that it takes.
+
+    Numbers of cases for attention on a CPU: tiny 46, corner 244, production 38; on a GPU 49, 143 and 148, of a
+    cache operation 42, 65 and 36, on a GPU 43, 96 and 103.
     """
-    common = _cases(variant.op, level, variant.device_kind)
-    refused = tuple(case for case in common if not _takes(variant, device, case.problem, case.pool_format))
-    if not refused:
-        return common
-    spans = _taken_spans(variant, device, dimensions_of(variant.op, level, variant.device_kind))
-    if any(not values for values in spans.values()):
-        return common
-    rows = covering_rows(spans, possible, _facets(variant.device_kind))
-    own = [_case(variant.op, row, _lengths(level), len(common) + index) for index, row in enumerate(rows)]
-    sizes = tuple(case for case in common if case.workload.name in d.SIZES and case not in refused)
-    return (*refused, *own, *sizes)
-
-
-def _facets(kind: DeviceKind) -> Facets:
-    return {"shape": lambda shape: shape.facets} if kind is DeviceKind.CUDA else {}
+    kind = variant.device_kind
+    rows = _rows(variant.op, level, kind)
+    common = [_trial(variant.op, row, index) for index, row in enumerate(rows)]
+    sizes = [Trial(case) for case in _sizes()] if (variant.op, level) == (Op.ATTENTION, Level.CORNER) else []
+    takes = partial(_takes, variant, device)
+    taken = [row for row in rows if takes(*_stored(row))]
+    if len(taken) in (0, len(rows)):
+        return (*common, *sizes)
+    refused = [trial for trial in common if not takes(trial.case.problem, trial.case.pool_format)]
+    own = _own_rows(dimensions_of(variant.op, level, kind), partial(possible, kind=kind), taken, takes)
+    return (*refused, *(_trial(variant.op, row, len(common) + k) for k, row in enumerate(own)), *sizes)
 
 
 def _takes(variant: Variant, device: Device, problem: Problem, pool_format: PoolFormat) -> bool:
@@ -61,26 +73,31 @@ def _takes(variant: Variant, device: Device, problem: Problem, pool_format: Pool
     return variant.reject(problem, pool_format, default, device) is None
 
 
-def _taken_spans(variant: Variant, device: Device, spans: Mapping[str, Sequence[Any]]) -> dict[str, tuple[Any, ...]]:
-    """The spans without the values that the variant refuses whatever they are combined with."""
-    deciding = ("shape", "block_size", "layout", "scale_kind", "feature", "queries")
-    taken: dict[str, set[int]] = {name: set() for name in deciding}
-    for indices in product(*(range(len(spans[name])) for name in deciding)):
-        if all(i in taken[name] for name, i in zip(deciding, indices, strict=True)):
-            continue
-        row = {name: spans[name][i] for name, i in zip(deciding, indices, strict=True)}
-        if possible(row) and _takes(variant, device, _problem(row, max(1, *d.QUERIES[row["queries"]])), _format(row)):
-            for name, i in zip(deciding, indices, strict=True):
-                taken[name].add(i)
-    kept = {name: tuple(spans[name][i] for i in sorted(taken[name])) for name in deciding}
-    return {name: kept.get(name, tuple(values)) for name, values in spans.items()}
+def _own_rows(
+    spans: Mapping[str, Sequence[Any]],
+    occurs: Callable[[Row], bool],
+    taken: Sequence[Row],
+    takes: Callable[[Problem, PoolFormat], bool],
+) -> list[dict[str, Any]]:
+    """A covering of what `occurs` and `takes` say yes to. A pair is among it if it can be put into a row of `taken`."""
+    deciding = [name for name in DECIDING if name in spans]
+    witnesses = [{name: row[name] for name in deciding} for row in taken]
+    decided = cache(takes)
+
+    def allowed(row: Row) -> bool:
+        if not occurs(row):
+            return False
+        known = {name: row[name] for name in deciding if name in row}
+        filled = ({**witness, **known} for witness in witnesses)
+        return any(occurs(whole) and decided(*_stored(whole)) for whole in filled)
+
+    kept = {name: tuple(value for value in values if allowed({name: value})) for name, values in spans.items()}
+    return covering_rows(kept, allowed)
 
 
 @cache
-def _cases(op: Op, level: Level, kind: DeviceKind) -> tuple[Case, ...]:
-    rows = covering_rows(dimensions_of(op, level, kind), possible, _facets(kind))
-    covering = [_case(op, row, _lengths(level), index) for index, row in enumerate(rows)]
-    return (*covering, *(_sizes() if (op, level) == (Op.ATTENTION, Level.CORNER) else ()))
+def _rows(op: Op, level: Level, kind: DeviceKind) -> tuple[Row, ...]:
+    return tuple(covering_rows(dimensions_of(op, level, kind), partial(possible, kind=kind)))
 
 
 def _sizes() -> Iterator[Case]:
@@ -93,16 +110,17 @@ def _sizes() -> Iterator[Case]:
         yield Case(Op.ATTENTION, shape.problem(), pool_format, workload, family, hazards, seed=index)
 
 
-def _lengths(level: Level) -> Mapping[str, d.Lengths]:
-    return d.MODEL_LENGTHS if level is Level.PRODUCTION else d.LENGTHS
-
-
 def dimensions_of(op: Op, level: Level, kind: DeviceKind = DeviceKind.CPU) -> dict[str, tuple[Any, ...]]:
     """Values of each dimension of an op at a level, for variants of one kind of device."""
+    gpu, production = kind is DeviceKind.CUDA, level is Level.PRODUCTION
     spans: dict[str, tuple[Any, ...]] = {
-        "shape": {Level.TINY: d.TINY_SHAPES, Level.CORNER: d.SHAPES, Level.PRODUCTION: d.MODEL_SHAPES}[level],
-        "lengths": tuple(d.MODEL_LENGTHS if level is Level.PRODUCTION else d.LENGTHS),
-        "block_size": {Level.TINY: (16, 1, 32), Level.CORNER: d.BLOCK_SIZES, Level.PRODUCTION: (16, 64, 128)}[level],
+        **_shapes(op, level, kind),
+        "lengths": tuple(d.LENGTHS if not production else d.VIRTUAL_LENGTHS if gpu else d.MODEL_LENGTHS),
+        "block_size": (16, 1, 32)
+        if level is Level.TINY
+        else (16, 64, 128)
+        if production and not gpu
+        else d.BLOCK_SIZES,
         "family": tuple(Family),
         "layout": tuple(Layout),
         "scale_kind": tuple(ScaleKind),
@@ -112,26 +130,35 @@ def dimensions_of(op: Op, level: Level, kind: DeviceKind = DeviceKind.CPU) -> di
         "launch": d.LAUNCHES,
         "queries": tuple(d.QUERIES),
     }
-    if op is Op.ATTENTION and kind is DeviceKind.CUDA:
-        spans["shape"] += d.QUANTISED_SHAPES if level is Level.CORNER else d.QUANTISED_SHAPES[:1]
     if op is Op.ATTENTION:
         spans |= {"feature": d.FEATURES, "outputs": d.OUTPUTS, "values": d.VALUES}
     else:
-        spans |= _cache_dimensions(op, level)
-        if kind is DeviceKind.CUDA:
-            spans["shape"] += d.QUANTISED_CACHE_SHAPES if level is Level.CORNER else d.QUANTISED_CACHE_SHAPES[:2]
+        spans |= _cache_dimensions(op)
     if level is Level.TINY:
         spans |= {k: v[:n] for k, v in spans.items() if (n := {"feature": 6, "values": 2}.get(k))}  # no sinks
-    elif level is Level.PRODUCTION:
+    elif production and gpu:
+        spans["config"] = tuple(range(NUM_CORNERS))
+    elif production:
         spans |= {k: (d.PLAIN,) for k in spans if k == "feature"} | {"queries": ("decode",)}
         spans |= {k: v[:2] for k, v in spans.items() if k == "values"}
     return spans
 
 
-def _cache_dimensions(op: Op, level: Level) -> dict[str, tuple[Any, ...]]:
+def _shapes(op: Op, level: Level, kind: DeviceKind) -> dict[str, tuple[Any, ...]]:
+    """Heads, head dims and dtypes: as whole shapes, or as dimensions of their own where a case is compiled anyway."""
+    gpu = kind is DeviceKind.CUDA
+    if level is Level.TINY:
+        return {"shape": d.TINY_SHAPES + (d.QUANTISED_SHAPE,) * gpu}
+    if op is not Op.ATTENTION and (level is Level.CORNER or gpu):
+        return {"shape": d.CACHE_SHAPES + d.QUANTISED_CACHE_SHAPES * gpu}
+    if gpu:
+        heads = d.HEADS if level is Level.CORNER else d.MODEL_HEADS
+        return {"heads": heads, "head_dims": d.HEAD_DIMS, "dtypes": d.DTYPES}
+    return {"shape": d.SHAPES if level is Level.CORNER else d.MODEL_SHAPES}
+
+
+def _cache_dimensions(op: Op) -> dict[str, tuple[Any, ...]]:
     spans: dict[str, tuple[Any, ...]] = {"feature": (d.PLAIN,), "launch": d.LAUNCHES[:2]}
-    if level is Level.CORNER:
-        spans["shape"] = d.CACHE_SHAPES
     if op is not Op.GATHER_KV:
         spans["tail"] = ((),)  # no table
     if op is Op.KV_WRITE:
@@ -144,47 +171,64 @@ def _cache_dimensions(op: Op, level: Level) -> dict[str, tuple[Any, ...]]:
     return spans
 
 
-def possible(row: Row) -> bool:
-    """Whether the values of a row, which may be incomplete, can occur together: see `reject_case`."""
-    shape, layout = row.get("shape"), row.get("layout")
-    if shape is not None and layout is Layout.XPACKED and shape.head_dim % (16 // shape.kv_dtype.itemsize):
+def possible(row: Row, kind: DeviceKind = DeviceKind.CPU) -> bool:
+    """Whether the values of a row, which may be incomplete, can occur together: see `reject_case`. A GPU's kernels are
+    interpreted, so that for them a row must also be small."""
+    dtypes, head_dims, hazards = _part(row, "dtypes"), _part(row, "head_dims"), _hazards(row)
+    if row.get("layout") is Layout.XPACKED and dtypes and head_dims and head_dims[0] % (16 // dtypes[1].itemsize):
         return False
-    hazards = {h for name in HAZARD_DIMENSIONS for h in row.get(name, ())}
-    if shape is not None and shape.kv_dtype is DType.INT8 and Hazard.LIVE_NAN in hazards:
+    if dtypes and dtypes[1] is DType.INT8 and Hazard.LIVE_NAN in hazards:
         return False
-    if "feature" in row:
-        hazards |= set(row["feature"].hazards)
-        if hazards & {Hazard.HUGE_SINKS, Hazard.INF_SINKS} and not row["feature"].fields.get("sinks"):
-            return False
+    if "feature" in row and hazards & {Hazard.HUGE_SINKS, Hazard.INF_SINKS} and not row["feature"].fields.get("sinks"):
+        return False
     if row.get("family", Family.RANDOM) is not Family.RANDOM and hazards & {Hazard.SATURATED_CAP, Hazard.LIVE_NAN}:
         return False
-    return row.get("queries", "decode") == "decode" or not hazards & {Hazard.REPLAY, Hazard.LIVE_NAN}
+    if row.get("queries", "decode") != "decode" and hazards & {Hazard.REPLAY, Hazard.LIVE_NAN}:
+        return False
+    return kind is DeviceKind.CPU or _is_small(row)
 
 
-def _case(op: Op, row: Row, lengths: Mapping[str, d.Lengths], index: int) -> Case:
-    workload = _workload(row["lengths"], lengths, row["block_size"], d.QUERIES[row["queries"]])
-    hazards = [h for name in HAZARD_DIMENSIONS for h in row.get(name, ())] + list(row["feature"].hazards)
-    return Case(
-        op,
-        _problem(row, max(1, *workload.query_lens)),
-        _format(row),
-        workload,
-        row["family"],
-        tuple(hazards),
-        seed=zlib.crc32(f"{op}-{index}".encode()),
-    )
+def _is_small(row: Row) -> bool:
+    """Whether the virtual GPU runs the row in a moment; what the row lacks is taken to be small."""
+    if "lengths" not in row or "block_size" not in row:
+        return True
+    workload, heads, dims = _workload(row), _part(row, "heads") or (1, 1), sum(_part(row, "head_dims") or (1, 1))
+    itemsize = dtypes[1].itemsize if (dtypes := _part(row, "dtypes")) else 1
+    kv_bytes: int = sum(workload.context_lens) * heads[1] * dims * itemsize
+    pairs: int = sum(q * c for q, c in zip(workload.query_lens, workload.context_lens, strict=True))
+    return kv_bytes <= d.MAX_VIRTUAL_KV_BYTES and pairs * heads[0] * dims <= d.MAX_VIRTUAL_PRODUCTS
 
 
-def _problem(row: Row, max_query_len: int) -> Problem:
-    problem: Problem = row["shape"].problem(**row["feature"].fields, max_query_len=max_query_len)
-    return problem
+def _part(row: Row, name: str) -> tuple[Any, ...] | None:
+    """`heads`, `head_dims` or `dtypes` of a row, if it has them."""
+    found: tuple[Any, ...] | None = getattr(row["shape"], name) if "shape" in row else row.get(name)
+    return found
 
 
-def _format(row: Row) -> PoolFormat:
-    return PoolFormat(row["block_size"], row["shape"].kv_dtype, row["layout"], row["scale_kind"])
+def _hazards(row: Row) -> set[Hazard]:
+    feature = row["feature"].hazards if "feature" in row else ()
+    return {hazard for name in HAZARD_DIMENSIONS for hazard in row.get(name, ())} | set(feature)
 
 
-def _workload(name: str, lengths: Mapping[str, d.Lengths], block_size: int, pattern: Sequence[int]) -> Workload:
-    context_lens = lengths[name](block_size)
+def _trial(op: Op, row: Row, index: int) -> Trial:
+    workload = _workload(row)
+    problem, pool_format = _stored(row)
+    problem = replace(problem, max_query_len=max(1, *workload.query_lens))
+    seed = zlib.crc32(f"{op}-{index}".encode())
+    return Trial(Case(op, problem, pool_format, workload, row["family"], tuple(_hazards(row)), seed), row.get("config"))
+
+
+def _stored(row: Row) -> tuple[Problem, PoolFormat]:
+    """Problem and format of a row that has at least the deciding dimensions."""
+    shape = row["shape"] if "shape" in row else d.Shape(*row["heads"], *row["head_dims"], *row["dtypes"])
+    problem = shape.problem(**row["feature"].fields, max_query_len=max(1, *d.QUERIES[row["queries"]]))
+    return problem, PoolFormat(row["block_size"], shape.kv_dtype, row["layout"], row["scale_kind"])
+
+
+def _workload(row: Row) -> Workload:
+    """Lengths of a row; without queries, as in decode."""
+    name = row["lengths"]
+    context_lens = d.ALL_LENGTHS[name](row["block_size"])
+    pattern = d.QUERIES[row.get("queries", "decode")]
     query_lens = tuple(min(q, max(c, 1)) for c, q in zip(context_lens, cycle(pattern), strict=False))
     return Workload(context_lens, query_lens, name)

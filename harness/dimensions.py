@@ -16,11 +16,7 @@ BF16, FP16, FP32 = DType.BF16, DType.FP16, DType.FP32
 
 @dataclass(frozen=True)
 class Shape:
-    """Heads, head dims and dtypes: what a compiled variant is specialised on, so one dimension of its own.
-
-    Together they take every GQA ratio, head dim and pair of dtypes at least once; as a product they would be thousands
-    of compilations.
-    """
+    """Heads, head dims and dtypes: what a compiled variant is specialised on."""
 
     num_q_heads: int
     num_kv_heads: int
@@ -30,13 +26,19 @@ class Shape:
     kv_dtype: DType
 
     @property
-    def facets(self) -> tuple[tuple[object, ...], ...]:
-        """GQA ratio, head dims and dtypes."""
-        return (
-            ("ratio", self.num_q_heads // self.num_kv_heads),
-            ("dims", self.head_dim, self.head_dim_v),
-            ("dtypes", self.q_dtype, self.kv_dtype),
-        )
+    def heads(self) -> tuple[int, int]:
+        """Query and KV heads."""
+        return self.num_q_heads, self.num_kv_heads
+
+    @property
+    def head_dims(self) -> tuple[int, int]:
+        """Head dims of K and V."""
+        return self.head_dim, self.head_dim_v
+
+    @property
+    def dtypes(self) -> tuple[DType, DType]:
+        """Dtypes of query and pool."""
+        return self.q_dtype, self.kv_dtype
 
     def problem(self, **features: Any) -> Problem:
         """The problem of this shape with `features`."""
@@ -54,6 +56,8 @@ class Feature:
     hazards: tuple[Hazard, ...] = ()
 
 
+# On a CPU one dimension: a kernel is compiled for each, and takes the features as arguments. Together they have every
+# GQA ratio, head dim and pair of dtypes.
 SHAPES = (
     Shape(4, 4, 64, 64, BF16, BF16),
     Shape(8, 4, 64, 64, FP16, FP16),
@@ -79,12 +83,21 @@ SHAPES = (
     Shape(2, 1, 72, 72, BF16, BF16),
     Shape(2, 1, 65, 33, BF16, BF16),
 )
-# Pools that hold less than the query does, for devices whose kernels dequantise on the way to the product.
-QUANTISED_SHAPES = (
-    Shape(8, 2, 128, 128, BF16, DType.FP8_E4M3),
-    Shape(7, 1, 64, 64, FP16, DType.FP8_E4M3),
-    Shape(8, 2, 128, 128, BF16, DType.INT8),
-)
+# On a GPU three dimensions: a kernel is compiled for each case anyway, so that every pair of them is tried as well.
+HEADS = ((4, 4), (8, 4), (9, 3), (8, 2), (5, 1), (12, 2), (14, 2), (8, 1), (16, 1), (71, 1))
+HEAD_DIMS = (
+    (128, 128), (64, 64), (96, 96), (256, 256), (80, 80), (112, 112), (192, 128), (72, 72), (64, 128), (128, 64),
+    (65, 33),
+)  # fmt: skip
+DTYPES = (
+    (BF16, BF16), (FP16, FP16), (FP32, FP32), (FP32, BF16), (BF16, FP32), (FP16, BF16), (FP32, FP16),
+    (BF16, DType.FP8_E4M3), (FP16, DType.FP8_E4M3), (BF16, DType.INT8),
+)  # fmt: skip
+# The same of real models, on one rank: llama-3-8b, llama-3-70b at TP 8, qwen2.5-7b, smollm2-135m, llama-2-7b at TP 4,
+# gemma-2-9b at TP 2, qwen2.5-14b at TP 4, mixtral-8x22b at TP 8, qwen3-235b at TP 4, falcon-7b.
+MODEL_HEADS = ((32, 8), (8, 1), (28, 4), (9, 3), (8, 8), (8, 4), (10, 2), (6, 1), (16, 1), (71, 1))
+# A pool of fewer bits than the query, in the tiny level of devices whose kernels dequantise on the way to the product.
+QUANTISED_SHAPE = Shape(8, 2, 128, 128, BF16, DType.FP8_E4M3)
 # Cache operations are compiled for no shape: head dims, dtypes and every pair of dtypes once.
 CACHE_SHAPES = (
     Shape(8, 2, 128, 128, BF16, BF16),
@@ -159,9 +172,21 @@ LENGTHS: Mapping[str, Lengths] = {
 }
 MODEL_LENGTHS: Mapping[str, Lengths] = {
     "ragged": lambda b: (2049, 130, 0, 777),
-    "long": lambda b: (4096,),
+    "long_4k": lambda b: (4096,),
     "even": lambda b: (513,) * 6,
 }
+# The same for kernels that are interpreted: what a production case holds of K and V is limited, so that wide pools
+# get the short ones.
+VIRTUAL_LENGTHS: Mapping[str, Lengths] = {
+    "ragged": lambda b: (2049, 130, 0, 777),
+    "long_4k": lambda b: (4096,),
+    "even_257": lambda b: (257,) * 6,
+    "short": lambda b: (300, 0, 129, 64, 1),
+    "brief": lambda b: (97, 0, 17, 1),
+}
+ALL_LENGTHS = {**LENGTHS, **MODEL_LENGTHS, **VIRTUAL_LENGTHS}
+MAX_VIRTUAL_KV_BYTES = 2 << 20
+MAX_VIRTUAL_PRODUCTS = 80 << 20  # multiplications of one launch: some ten seconds of the slowest kernel
 # Sizes that no pairwise case has, tried on few shapes: a batch past two warps of sequences, and a context past 8192.
 SIZES: Mapping[str, Lengths] = {
     "many": lambda b: tuple((7 * i) % 40 for i in range(131)),

@@ -6,8 +6,9 @@ import ast
 from collections.abc import Mapping
 from typing import Any
 
-from pagedtune.harness.case import Case, Level
-from pagedtune.harness.coverings import cases_for
+from pagedtune.harness.case import Level
+from pagedtune.harness.config_corners import corner_config
+from pagedtune.harness.coverings import Trial, trials_for
 from pagedtune.harness.external import RequestError, load_variant
 from pagedtune.kernels.device import Device
 from pagedtune.kernels.serial import from_jsonable, to_jsonable
@@ -18,7 +19,8 @@ def list_cases(payload: dict[str, Any]) -> dict[str, Any]:
     """The cases of payload `variant` (a reference) on `device` at `level`, each with its config or rejection.
 
     `settings` maps tunables to text; without it every second case runs a config other than the default one, taken in
-    turn from the variant's own space, so that tunables are proven too.
+    turn from the variant's own space, so that tunables are proven too. At production level on a GPU the corners of that
+    space are a dimension of the covering.
 
     Raises:
         RequestError: see there.
@@ -35,11 +37,11 @@ def list_cases(payload: dict[str, Any]) -> dict[str, Any]:
             f"{variant.name} is for {variant.device_kind} devices and {device.name} is a {device.kind} device: "
             "choose another --device"
         )
-    cases = cases_for(variant, device, Level(payload["level"]))
+    trials = trials_for(variant, device, Level(payload["level"]))
     return {
         "name": variant.name,
         "op": variant.op.value,
-        "cases": [_planned(variant, device, case, index, chosen) for index, case in enumerate(cases)],
+        "cases": [_planned(variant, device, trial, index, chosen) for index, trial in enumerate(trials)],
     }
 
 
@@ -65,8 +67,8 @@ def _parse(text: str) -> Any:
         return text
 
 
-def _planned(variant: Variant, device: Device, case: Case, index: int, chosen: dict[str, Any]) -> dict[str, Any]:
-    config = _config_for(variant, device, case, index, chosen)
+def _planned(variant: Variant, device: Device, trial: Trial, index: int, chosen: dict[str, Any]) -> dict[str, Any]:
+    case, config = trial.case, _config_for(variant, device, trial, index, chosen)
     return {
         "case": to_jsonable(case),
         "key": case.key,
@@ -75,11 +77,14 @@ def _planned(variant: Variant, device: Device, case: Case, index: int, chosen: d
     }
 
 
-def _config_for(variant: Variant, device: Device, case: Case, index: int, chosen: dict[str, Any]) -> Config:
+def _config_for(variant: Variant, device: Device, trial: Trial, index: int, chosen: dict[str, Any]) -> Config:
+    case = trial.case
     default = variant.default_config(case.problem, case.pool_format, case.bounds, device)
     if chosen:
         return variant.config_from({**default.as_dict(), **chosen})
-    if index % 2 == 0:
+    if trial.corner == 0 or (trial.corner is None and index % 2 == 0):
         return default
     others = variant.summarise_space(case.problem, case.pool_format, device).accepted
-    return others[index // 2 % len(others)] if others else default
+    if not others:
+        return default
+    return others[index // 2 % len(others)] if trial.corner is None else corner_config(others, trial.corner)

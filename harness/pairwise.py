@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations, permutations
 from typing import Any
 
 Spans = Mapping[str, Sequence[Any]]
 Possible = Callable[[Mapping[str, Any]], bool]
-Facets = Mapping[str, Callable[[Any], Sequence[Hashable]]]
 Allowed = Callable[[Mapping[str, int]], bool]
 Row = dict[str, int]  # by dimension, the index of a value
-Pair = tuple[str, int, str, int]  # two dimensions, in the order of the spans, and what is to be seen of each
+Pair = tuple[str, int, str, int]  # two dimensions, in the order of the spans, and a value of each
 
 
-def covering_rows(spans: Spans, possible: Possible, facets: Facets | None = None) -> list[dict[str, Any]]:
+def covering_rows(spans: Spans, possible: Possible) -> list[dict[str, Any]]:
     """Rows in which every pair of values that can occur together does, in an order that only depends on the spans.
 
     Greedy: each row starts from the first pair that is missing and takes, dimension by dimension, the value that covers
@@ -23,50 +22,38 @@ def covering_rows(spans: Spans, possible: Possible, facets: Facets | None = None
     Args:
         spans: values of each dimension.
         possible: whether a row, which may lack dimensions, is allowed.
-        facets: of a dimension whose values are themselves made of several things, what these are: then each of them
-            is paired with the other dimensions, and not the value as a whole.
     """
     names = sorted(spans, key=lambda name: -len(spans[name]))  # the largest first: fewer rows
-    cover = _Cover({name: spans[name] for name in names}, possible, facets or {})
+    cover = _Cover({name: spans[name] for name in names}, possible)
     return [{name: spans[name][row[name]] for name in names} for row in cover.rows()]
 
 
 class _Cover:
-    def __init__(self, spans: Spans, possible: Possible, facets: Facets) -> None:
+    def __init__(self, spans: Spans, possible: Possible) -> None:
         self._spans, self._possible = spans, possible
-        self._seen = {name: _numbered(values, facets.get(name)) for name, values in spans.items()}
         self._missing = self._wanted()
 
     def rows(self) -> Iterator[Row]:
-        for pair, start in sorted(self._missing.items()):
+        for pair in sorted(self._missing):
             if pair in self._missing:
-                row = self._complete(dict(zip((pair[0], pair[2]), start, strict=True)))
+                row = self._complete({pair[0]: pair[1], pair[2]: pair[3]})
                 if row is not None:
                     yield row
-                    for found in self._pairs(row):
-                        self._missing.pop(found, None)
+                    self._missing.difference_update(_pairs(row))
 
     def _allowed(self, row: Mapping[str, int]) -> bool:
         return self._possible({name: self._spans[name][i] for name, i in row.items()})
 
-    def _wanted(self) -> dict[Pair, tuple[int, int]]:
-        """Every pair that can occur, with the first two values that have it."""
+    def _wanted(self) -> set[Pair]:
+        """Every pair that can occur."""
         viable = _viable(self._spans, self._allowed)
-        wanted: dict[Pair, tuple[int, int]] = {}
-        for a, b in combinations(self._spans, 2):
-            for i in sorted(viable[a]):
-                for j in sorted(viable[b]):
-                    if self._allowed({a: i, b: j}):
-                        for pair in self._pairs({a: i, b: j}):
-                            wanted.setdefault(pair, (i, j))
-        return wanted
-
-    def _pairs(self, row: Mapping[str, int]) -> Iterator[Pair]:
-        """The pairs that a row shows; its dimensions are in the order of the spans."""
-        for a, b in combinations(row, 2):
-            for x in self._seen[a][row[a]]:
-                for y in self._seen[b][row[b]]:
-                    yield a, x, b, y
+        return {
+            (a, i, b, j)
+            for a, b in combinations(self._spans, 2)
+            for i in viable[a]
+            for j in viable[b]
+            if self._allowed({a: i, b: j})
+        }
 
     def _complete(self, row: Row) -> Row | None:
         """`row` with all dimensions, those values first that cover most missing pairs; None where none is allowed."""
@@ -83,19 +70,15 @@ class _Cover:
 
     def _gain(self, row: Row, name: str, index: int) -> int:
         return sum(
-            (other, x, name, y) in self._missing or (name, y, other, x) in self._missing
+            (other, value, name, index) in self._missing or (name, index, other, value) in self._missing
             for other, value in row.items()
-            for x in self._seen[other][value]
-            for y in self._seen[name][index]
         )
 
 
-def _numbered(values: Sequence[Any], facets: Callable[[Any], Sequence[Hashable]] | None) -> list[tuple[int, ...]]:
-    """What is to be seen of each value, as numbers: the value itself, or its facets."""
-    if facets is None:
-        return [(i,) for i in range(len(values))]
-    numbers: dict[Hashable, int] = {}
-    return [tuple(numbers.setdefault(facet, len(numbers)) for facet in facets(value)) for value in values]
+def _pairs(row: Row) -> Iterator[Pair]:
+    """The pairs that a row shows; its dimensions are in the order of the spans."""
+    for a, b in combinations(row, 2):
+        yield a, row[a], b, row[b]
 
 
 def _viable(spans: Spans, allowed: Allowed) -> dict[str, set[int]]:

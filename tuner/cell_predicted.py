@@ -132,7 +132,7 @@ class PredictedRun(CellVisit):
     def _record_slower(
         self, by_time: Sequence[Candidate], predicted: Mapping[str, Predicted], proven: Iterable[Candidate]
     ) -> None:
-        """Says of the others why they have no time: what is not proven gets none."""
+        """Says of the others why they have no time: what is not proven gets none, and keeps what was counted."""
         best_us = min((_time_of(predicted[c.key]) for c in proven), default=None)
         if best_us is None:
             return
@@ -143,7 +143,9 @@ class PredictedRun(CellVisit):
             if c.key not in done and self._known(c, "gate") is None
         }
         records = [
-            self._bench.facts.record(self._cell, c, self._built[c.key], "screen", (Status.NOT_RUN, reason))
+            self._bench.facts.record(
+                self._cell, c, self._built[c.key], "screen", (Status.NOT_RUN, reason), predicted[c.key].counters
+            )
             for c, reason in reasons.items()
         ]
         for record in self._bench.store.append(*(r for r in records if not self._bench.history.knows(r))):

@@ -13,7 +13,7 @@ from rich.table import Table
 from pagedtune.harness.external import VariantLoadError, load_variant
 from pagedtune.harness.nvidia import probe_nvidia
 from pagedtune.harness.probe import cpu_facts
-from pagedtune.kernels.catalogue import VARIANTS, variants_for
+from pagedtune.kernels.catalogue import VARIANTS
 from pagedtune.kernels.device import Device, DeviceKind
 from pagedtune.kernels.dtypes import DType
 from pagedtune.kernels.pool_format import PoolFormat
@@ -44,18 +44,16 @@ def devices_command(configs: ConfigsOption = None) -> None:
     files = Configs(configs)
     live = {d.name: d for d in (cpu_facts(), probe_nvidia()) if d is not None}
     view = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("name", "product", "arch"):
-        view.add_column(name, no_wrap=True)
+    view.add_column("name", no_wrap=True)
+    view.add_column("product", overflow="fold")  # the longest, and of any length
+    view.add_column("arch", no_wrap=True)
     for name in ("units", "shared/block", "L2 or LLC", "memory", "GB/s"):
         view.add_column(name, justify="right", no_wrap=True)
     view.add_column("here", no_wrap=True)
     for name in dict.fromkeys((*live, *files.names("gpus"))):
         device = live.get(name) or files.gpu(name).device(name)
         view.add_row(*_device_row(device), "yes" if name in live else "no")
-    console = console_for()
-    console.print(view)
-    if not variants_for(DeviceKind.CUDA):
-        console.print("This release has kernels for cpu; the GPUs are described for the ones to come.", markup=False)
+    console_for().print(view)
 
 
 def _device_row(device: Device) -> list[str]:
@@ -88,7 +86,7 @@ def _size(num_bytes: int | None) -> str:
 def variants_command(
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="A variant, or file.py:ClassName.")] = None,
 ) -> None:
-    """List the kernel variants, or describe one: algorithm, tunables, constraints, numerics, promises.
+    """List the kernel variants, or describe one: algorithm, tunables, pools, constraints, numerics, promises.
 
     Example: pagedtune variants cpu_split
     """
@@ -130,6 +128,7 @@ def _describe(console: Console, variant: Variant) -> None:
     place = "this machine" if variant.device_kind is DeviceKind.CPU else EXAMPLE_GPU
     where = f"for llama-3-8b in {EXAMPLE_FORMAT.key} on {place}"
     view.add_row("space", f"{len(accepted)} configs {where}, {len(rejected)} refused".rstrip())
+    view.add_row("pools", "\n".join(_pools(variant)))
     view.add_row("constraints", "\n".join(_constraints(variant)) or "none found")
     if variant.op is Op.ATTENTION:
         numerics = variant.numerics(EXAMPLE, EXAMPLE_FORMAT)
@@ -167,6 +166,13 @@ def _constraints(variant: Variant) -> list[str]:
     from .provoke import provoked_rejections
 
     return provoked_rejections(variant, _example_device(variant))
+
+
+def _pools(variant: Variant) -> list[str]:
+    """Dtypes, layouts and scales of the pools it takes, by dtype of the query."""
+    from .provoke import accepted_pools
+
+    return accepted_pools(variant, _example_device(variant))
 
 
 def _example_device(variant: Variant) -> Device:

@@ -43,6 +43,29 @@ def provoked_rejections(variant: Variant, device: Device) -> list[str]:
     return list(reasons.values())
 
 
+def accepted_pools(variant: Variant, device: Device) -> list[str]:
+    """The pools that `variant` reads or writes, a line for each dtype of queries: `bf16: bf16, int8; nhd; ...`."""
+    lines = []
+    for q_dtype in (DType.BF16, DType.FP16, DType.FP32):
+        problem = replace(_PLAIN, q_dtype=q_dtype)
+        taken = [
+            (kv_dtype, layout, scale_kind)
+            for kv_dtype in _KV_DTYPES
+            for layout in Layout
+            for scale_kind in ScaleKind
+            if _takes(variant, problem, PoolFormat(16, kv_dtype, layout, scale_kind), device)
+        ]
+        dtypes, layouts, scales = (dict.fromkeys(str(t[k]) for t in taken) for k in range(3))
+        if taken:
+            lines.append(f"{q_dtype}: {', '.join(dtypes)}; {', '.join(layouts)}; scales {', '.join(scales)}")
+    return lines
+
+
+def _takes(variant: Variant, problem: Problem, pool_format: PoolFormat, device: Device) -> bool:
+    configs = variant.space(problem, pool_format, device)
+    return any(variant.reject(problem, pool_format, config, device) is None for config in configs)
+
+
 def _unusual() -> Iterator[tuple[Problem, PoolFormat]]:
     plain_format = PoolFormat(16, DType.BF16)
     for change in _UNUSUAL_PROBLEMS:

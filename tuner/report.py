@@ -18,6 +18,7 @@ from .report_sections import (
     formats_section,
     markdown_table,
     not_run_section,
+    reasons_section,
     verdict_text,
     winners_section,
 )
@@ -59,6 +60,7 @@ def make_report(records: Sequence[Record], device: str, command: str) -> Report:
         _notes(facts, len(records) - len(own)),
         _environment(facts),
         winners_section(facts),
+        reasons_section(facts),
         formats_section(facts),
         _figures(plots, command),
         not_run_section(own),

@@ -13,6 +13,7 @@ from pagedtune.kernels.dispatch import DispatchTable, Winner
 from pagedtune.kernels.record import Record, Status, Verdict
 
 from .formats import choose_formats
+from .reasons import bests_of, reason_rows
 from .select import Decision
 from .tables import cell_key, default_configs, evidence_text, is_predicted, ratio_text, short_config, short_format
 
@@ -171,6 +172,26 @@ def _predicted_section(
         "finalists of an export made with `--allow-predicted` are settled by `calibrate` on a GPU."
     )
     return f"## Predicted winners\n\n{markdown_table(headers, rows, right_from=6)}\n\n{legend}"
+
+
+def reasons_section(facts: Facts) -> str:
+    """The model's reason for each predicted winner."""
+    ordered = sorted(facts.table.entries, key=lambda e: (e.model, e.problem.key, e.pool_format, e.bucket))
+    winners = [
+        (e.model, e.problem.key, e.bucket.key, facts.decisions[cell_key(e)].winner.record)
+        for e in ordered
+        if is_predicted(e)
+    ]
+    rows = reason_rows(winners, bests_of(facts.records))
+    if not rows:
+        return ""
+    headers = ("model", "problem", "bucket", "winner", "bounded by", "the other variants' best")
+    legend = (
+        "Parts of predicted times: launches of kernels, their ramp (dependent trips to memory before a block's keys "
+        "arrive), and the body, which is what their waves of blocks take. A full wave draws what the bytes in flight "
+        "of its blocks allow (Little's law). The best of another variant may be unproven."
+    )
+    return f"## Why: the model's reasons\n\n{markdown_table(headers, rows)}\n\n{legend}"
 
 
 def formats_section(facts: Facts) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import combinations, product
 from typing import Any
 
@@ -9,10 +10,12 @@ import pytest
 
 from pagedtune.harness.case import Case, Family, Hazard, Level, reject_case
 from pagedtune.harness.cell_cases import cases_for_cell, split_edges
-from pagedtune.harness.coverings import cases_for, dimensions_of, possible
+from pagedtune.harness.config_corners import NUM_CORNERS
+from pagedtune.harness.coverings import cases_for, dimensions_of, possible, trials_for
+from pagedtune.harness.dimensions import SIZES
 from pagedtune.harness.pairwise import covering_rows
 from pagedtune.kernels.bounds import Bucket
-from pagedtune.kernels.catalogue import VARIANTS
+from pagedtune.kernels.catalogue import VARIANTS, find_variant
 from pagedtune.kernels.cpu_split import CpuSplit
 from pagedtune.kernels.device import Device, DeviceKind
 from pagedtune.kernels.dtypes import DType
@@ -20,23 +23,34 @@ from pagedtune.kernels.eager import Eager
 from pagedtune.kernels.pool_format import Layout, PoolFormat, ScaleKind
 from pagedtune.kernels.problem import Problem
 from pagedtune.kernels.serial import from_jsonable, to_jsonable
-from pagedtune.kernels.variant import Config, Op
+from pagedtune.kernels.variant import Config, Op, Variant
+from pagedtune.tuner.configs import Configs
 
 from .toy import CPU, make_case
 
+H100 = Configs().gpu("h100").device("h100")
 BY_OP = {variant.op: variant for variant in VARIANTS if variant.device_kind is DeviceKind.CPU}
 
 
+@pytest.mark.parametrize("kind", DeviceKind)
 @pytest.mark.parametrize("level", Level)
 @pytest.mark.parametrize("op", Op)
-def test_every_possible_pair_of_values_occurs(op: Op, level: Level) -> None:
-    spans = dimensions_of(op, level)
-    rows = covering_rows(spans, possible)
+def test_every_possible_pair_of_values_occurs(op: Op, level: Level, kind: DeviceKind) -> None:
+    spans = dimensions_of(op, level, kind)
+    rows = covering_rows(spans, partial(possible, kind=kind))
     for a, b in combinations(spans, 2):
         seen = {(spans[a].index(row[a]), spans[b].index(row[b])) for row in rows}
         for i, x in enumerate(spans[a]):
             for j, y in enumerate(spans[b]):
-                assert (i, j) in seen or not possible({a: x, b: y}), f"{a}={x} with {b}={y}"
+                assert (i, j) in seen or not _completable({a: x, b: y}, spans, kind), f"{a}={x} with {b}={y}"
+
+
+def _completable(pair: dict[str, Any], spans: dict[str, tuple[Any, ...]], kind: DeviceKind) -> bool:
+    """By trying everything that two values could be too large, or of the wrong type, for together."""
+    others = [name for name in ("shape", "heads", "head_dims", "dtypes", "lengths", "block_size") if name in spans]
+    free = [name for name in others if name not in pair]
+    fillings = product(*(spans[name] for name in free))
+    return any(possible({**pair, **dict(zip(free, filling, strict=True))}, kind) for filling in fillings)
 
 
 def test_constraints_are_kept_and_hard_pairs_completed() -> None:
@@ -83,6 +97,50 @@ def test_the_corner_level_meets_the_floor() -> None:
     # One compilation each for a variant that specialises on them.
     compiled = {(c.problem.gqa_ratio, c.problem.head_dim, c.problem.q_dtype, c.pool_format.kv_dtype) for c in cases}
     assert len(compiled) <= 30
+
+
+@pytest.mark.parametrize("level", [Level.CORNER, Level.PRODUCTION])
+@pytest.mark.parametrize("variant", [v for v in VARIANTS if v.device_kind is DeviceKind.CUDA], ids=lambda v: v.name)
+def test_cases_of_a_gpu_stay_small_and_take_every_ratio_dim_and_dtype(variant: Variant, level: Level) -> None:
+    taken = [c for c in cases_for(variant, H100, level) if _takes(variant, c)]
+    for case in taken:
+        tokens = sum(case.workload.context_lens)
+        assert tokens * case.pool_format.bytes_per_token(case.problem) <= 2 << 20 or case.workload.name in SIZES
+    assert len({c.key for c in taken}) == len(taken)
+    if variant.op is Op.ATTENTION:
+        ratios, queries = {c.problem.gqa_ratio for c in taken}, {c.problem.max_query_len for c in taken}
+        dims = {(c.problem.head_dim, c.problem.head_dim_v) for c in taken}
+        assert ratios >= {1, 2, 3, 4, 5, 6, 7, 8, 16, 71}
+        assert dims >= {(64, 64), (80, 80), (96, 96), (112, 112), (128, 128), (192, 128), (256, 256), (64, 128)}
+        assert {DType.FP8_E4M3, DType.INT8} <= {c.pool_format.kv_dtype for c in taken}
+        assert {1, 8} <= queries
+        assert 100 <= len(taken) <= 160
+
+
+def _takes(variant: Variant, case: Case) -> bool:
+    config = variant.default_config(case.problem, case.pool_format, case.bounds, H100)
+    return variant.reject(case.problem, case.pool_format, config, H100) is None
+
+
+def test_a_limited_gpu_variant_sees_every_pair_that_it_takes() -> None:
+    """Counted from the cases alone: whatever two values some accepted combination has, an accepted case has."""
+    variant = find_variant("cuda_split_mma")
+    taken = [c for c in cases_for(variant, H100, Level.CORNER) if _takes(variant, c)]
+    seen = {(c.problem.head_dim, c.problem.head_dim_v, c.pool_format.kv_dtype, c.problem.q_dtype) for c in taken}
+    spans = dimensions_of(Op.ATTENTION, Level.CORNER, DeviceKind.CUDA)
+    for (dim, dim_v), (q, kv) in product(spans["head_dims"], spans["dtypes"]):
+        problem, pool_format = Problem(8, 2, dim, dim_v, q_dtype=q), PoolFormat(16, kv)
+        config = variant.default_config(problem, pool_format, Bucket(4, 1024).bounds, H100)
+        accepted = variant.reject(problem, pool_format, config, H100) is None
+        assert accepted == ((dim, dim_v, kv, q) in seen)
+
+
+def test_at_production_level_the_corners_of_the_space_are_paired_with_everything() -> None:
+    trials = trials_for(find_variant("triton_split"), H100, Level.PRODUCTION)
+    assert {trial.corner for trial in trials} == set(range(NUM_CORNERS))
+    for feature in ("window", "soft_cap", "sinks", "alibi"):
+        assert {t.corner for t in trials if getattr(t.case.problem, feature)} == set(range(NUM_CORNERS))
+    assert {t.corner for t in trials_for(find_variant("triton_split"), H100, Level.CORNER)} == {None}
 
 
 @pytest.mark.parametrize(

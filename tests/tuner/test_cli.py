@@ -198,5 +198,8 @@ def test_devices_and_variants_are_listed(capsys: pytest.CaptureFixture[str]) -> 
 def test_one_variant_is_described(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["variants", "cpu_split"]) == 0
     shown = capsys.readouterr().out
-    for part in ("algorithm", "tunables", "num_splits: 1, 2", "constraints", "fp8_e4m3", "numerics", "accumulate fp32"):
+    for part in (
+        "algorithm", "tunables", "num_splits: 1, 2", "bf16: fp32, bf16, fp16; nhd, hnd, xpacked; scales none",
+        "constraints", "fp8_e4m3", "numerics", "accumulate fp32",
+    ):  # fmt: skip
         assert part in shown
