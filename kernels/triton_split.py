@@ -23,7 +23,7 @@ SOURCE = Path(__file__).parent / "triton" / "split_kernel.py"
 MIN_ROWS, MAX_ROWS = 16, 32  # of a matrix product: what `mma.sync` takes, and before `wgmma` sets in
 MAX_HEAD_DIM = 512
 VECTOR_BYTES = 16  # widest load of a thread
-MAX_FP32_TILE = 2048  # elements of a tile that a warp multiplies in fp32: beyond it, registers run out
+MAX_FP32_TILE = 1024  # elements of a tile that a warp multiplies in fp32: beyond it, registers run out
 # Of a thread for a tile and the outputs, in pipelines of two stages, and in deeper ones: found by building the space at
 # head dims of 128 and 256. An estimate; a build that spills all the same is rejected by what its binary says.
 MAX_TILE_REGISTERS = 160, 127
@@ -96,12 +96,9 @@ class TritonSplit(Variant):
             TritonSplitConfig(1, t, num_warps=w) for w, t in SHAPE_CHOICES if t <= max(tokens, SHAPE_CHOICES[1][1])
         ]
         config = next((c for c in shapes if self.reject(problem, pool_format, c, device) is None), shapes[0])
-        flight = config.tile_tokens * (problem.head_dim + problem.head_dim_v) * pool_format.kv_dtype.itemsize
-        shape = SplitShape(
-            bounds.max_num_tokens * problem.num_kv_heads * _row_tiles(problem),
-            flight,
-            resident=2 if 2 * flight <= device.shared_bytes_per_block else 1,
-        )
+        flight, shared = _tile_bytes(problem, pool_format, config), _shared_bytes(problem, pool_format, config)
+        blocks = bounds.max_num_tokens * problem.num_kv_heads * _row_tiles(problem)
+        shape = SplitShape(blocks, flight, resident=2 if 2 * shared <= device.shared_bytes_per_block else 1)
         splits = default_splits(problem, pool_format, bounds, device, shape, DEFAULT_SPLITS)
         return replace(config, num_splits=splits)
 
@@ -139,6 +136,9 @@ class TritonSplit(Variant):
                 f"a tile of {config.tile_tokens} tokens and the outputs take {registers} registers of each thread: "
                 f"with {config.num_stages} stages they spill above {most}"
             )
+        shared = _shared_bytes(problem, pool_format, config)
+        if 0 < device.shared_bytes_per_block < shared:
+            return f"a block needs {shared} bytes of shared memory, {device.name} has {device.shared_bytes_per_block}"
         if config.split_tokens < 1:
             return f"split_tokens={config.split_tokens} must be at least 1"
         return pool_format.reject(problem)
@@ -229,6 +229,18 @@ def _fp32_tile(problem: Problem, pool_format: PoolFormat, tile_tokens: int) -> i
     if _dot_dtype(problem, pool_format) is not DType.FP32:
         return 0
     return tile_tokens * _power_of_two(max(problem.head_dim, problem.head_dim_v))
+
+
+def _tile_bytes(problem: Problem, pool_format: PoolFormat, config: TritonSplitConfig) -> int:
+    """Bytes of the keys and values of one tile, which are on their way while another is worked on."""
+    dims = _power_of_two(problem.head_dim) + _power_of_two(problem.head_dim_v)
+    return config.tile_tokens * dims * pool_format.kv_dtype.itemsize
+
+
+def _shared_bytes(problem: Problem, pool_format: PoolFormat, config: TritonSplitConfig) -> int:
+    """Shared memory of a block at least: a tile on its way, the queries and the weights, as Triton lays them out."""
+    rows = _block_rows(problem) * (_power_of_two(problem.head_dim) + config.tile_tokens)
+    return _tile_bytes(problem, pool_format, config) + rows * _dot_dtype(problem, pool_format).itemsize
 
 
 def _tile_registers(problem: Problem, pool_format: PoolFormat, config: TritonSplitConfig) -> int:
