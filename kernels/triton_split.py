@@ -244,18 +244,33 @@ def _shared_bytes(problem: Problem, pool_format: PoolFormat, config: TritonSplit
 
 
 def _tile_registers(problem: Problem, pool_format: PoolFormat, config: TritonSplitConfig) -> int:
-    """Registers of a thread for one tile as it is multiplied, half of it as it was loaded if that differs, and the
-    outputs; 0 where products are fp32, which `MAX_FP32_TILE` limits."""
+    """Registers of a thread for one tile and the outputs; 0 where products are fp32, which `MAX_FP32_TILE` limits.
+
+    A tile counts as it is multiplied, and half as it was loaded if that differs; words become elements as they are used.
+    """
     dot, kv = _dot_dtype(problem, pool_format), pool_format.kv_dtype
     if dot is DType.FP32:
         return 0
+    element = float(dot.itemsize if kv is dot else dot.itemsize + kv.itemsize / 2)  # bytes
+    if _in_words(problem, pool_format):
+        element = kv.itemsize
     dim = _power_of_two(max(problem.head_dim, problem.head_dim_v))
-    tile = config.tile_tokens * dim * (2 * dot.itemsize + (kv.itemsize if kv is not dot else 0)) // 2  # bytes
-    return (tile // 4 + _block_rows(problem) * dim) // (32 * config.num_warps)
+    return int(dim * (config.tile_tokens * element / 4 + _block_rows(problem))) // (32 * config.num_warps)
 
 
 def _block_rows(problem: Problem) -> int:
     return min(MAX_ROWS, max(MIN_ROWS, _power_of_two(problem.gqa_ratio)))
+
+
+def _in_words(problem: Problem, pool_format: PoolFormat) -> bool:
+    """Whether the kernel reads two e4m3 elements at once: rows lie in 16-byte pieces, and half a row is a product."""
+    return (
+        min(problem.head_dim, problem.head_dim_v) >= 2 * MIN_ROWS
+        and _dot_dtype(problem, pool_format) is DType.FP16
+        and pool_format.kv_dtype is DType.FP8_E4M3
+        and pool_format.layout is not Layout.XPACKED
+        and {"k_cache", "v_cache"} <= _alignments(problem, pool_format).keys()
+    )
 
 
 def _types(names: tuple[str, ...], problem: Problem, pool_format: PoolFormat) -> dict[str, str]:
@@ -330,6 +345,7 @@ def _constants(problem: Problem, pool_format: PoolFormat, config: TritonSplitCon
         "HAS_SCALES": pool_format.scale_kind is not ScaleKind.NONE,
         "SCALE_STRIDE": int(pool_format.scale_kind is ScaleKind.PER_HEAD),
         "DOT_FP32": _dot_dtype(problem, pool_format) is DType.FP32,
+        "WORDS": _in_words(problem, pool_format),
         "DOT_HALF": _dot_dtype(problem, pool_format) is DType.FP16 and problem.q_dtype is not DType.FP16,
         **_unit_dims(pool_format),
     }

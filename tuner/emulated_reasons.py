@@ -94,18 +94,6 @@ def _simt_issue(cell: Cell) -> str:
     )
 
 
-def _triton_conflicts(cell: Cell) -> str:
-    if cell.pool_format.kv_dtype.itemsize != 1:
-        return UNKNOWN
-    return (
-        "Triton lays the second product's factors out as 8-bit ones because V is loaded as such, and moves the softmax "
-        "weights into that layout through shared memory by matrix stores, each of which takes twice its passes. With "
-        "one warp they stay in registers, but blocks of one warp have too few bytes in flight with two stages and "
-        "spill with more. Next: load 16-bit words and take the bytes apart in registers, so that both products have "
-        "16-bit layouts, as those of cuda_split_mma have."
-    )
-
-
 def _triton_sectors(_: Cell) -> str:
     return (
         "the partials of its splits, and with less than one token per thread a lookup of the block table by every "
@@ -119,6 +107,5 @@ _REASONS: dict[tuple[str, str], Reason] = {
     ("cuda_paged", "issue_share"): _paged_issue,
     ("cuda_split_simt", "sector_ratio"): _simt_sectors,
     ("cuda_split_simt", "issue_share"): _simt_issue,
-    ("triton_split", "loop_conflicts"): _triton_conflicts,
     ("triton_split", "sector_ratio"): _triton_sectors,
 }

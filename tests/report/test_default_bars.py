@@ -19,7 +19,6 @@ MISSES = {
     ("cuda_split_simt", "gqa7"): {"sector_ratio", "issue_share"},
     ("cuda_split_simt", "long"): {"sector_ratio", "issue_share"},
     ("cuda_split_simt", "fp8"): {"issue_share"},
-    ("triton_split", "fp8"): {"loop_conflicts"},
 }
 CHECKED = [(name, shape) for name in COMPILERS for shape in SHAPES if name == "cuda_split_mma" or shape.batch > 1]
 

@@ -54,7 +54,6 @@ def test_reasons_are_those_of_the_shape() -> None:
     [
         ("gqa4", "cuda_paged", {"sector_ratio": 4.0, "flight_unit": 1900.0, "issue_share": 2.0}),
         ("long", "cuda_split_simt", {"sector_ratio": 2.0, "issue_share": 0.8}),
-        ("fp8", "triton_split", {"loop_conflicts": 65536}),
         ("fp8", "triton_split", {"sector_ratio": 1.05}),
     ],
 )
