@@ -246,7 +246,7 @@ def _shared_bytes(problem: Problem, pool_format: PoolFormat, config: TritonSplit
 def _tile_registers(problem: Problem, pool_format: PoolFormat, config: TritonSplitConfig) -> int:
     """Registers of a thread for one tile and the outputs; 0 where products are fp32, which `MAX_FP32_TILE` limits.
 
-    A tile counts as it is multiplied, and half as it was loaded if that differs; words become elements as they are used.
+    A tile counts as it is multiplied, and half as it was loaded if that differs; words become elements when used.
     """
     dot, kv = _dot_dtype(problem, pool_format), pool_format.kv_dtype
     if dot is DType.FP32:
