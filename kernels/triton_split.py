@@ -17,16 +17,23 @@ from .pool_format import Layout, PoolFormat, ScaleKind
 from .problem import Problem
 from .slots import aligned, attention_slots, batch_limits
 from .split_defaults import SplitShape, default_splits
+from .triton_split_shape import (
+    MAX_HEAD_DIM,
+    MIN_ROWS,
+    VECTOR_BYTES,
+    alignments,
+    block_rows,
+    dot_dtype,
+    in_words,
+    power_of_two,
+    reject_tile,
+    row_tiles,
+    shared_bytes,
+    tile_bytes,
+)
 from .variant import Config, Numerics, Properties, Variant
 
 SOURCE = Path(__file__).parent / "triton" / "split_kernel.py"
-MIN_ROWS, MAX_ROWS = 16, 32  # of a matrix product: what `mma.sync` takes, and before `wgmma` sets in
-MAX_HEAD_DIM = 512
-VECTOR_BYTES = 16  # widest load of a thread
-MAX_FP32_TILE = 1024  # elements of a tile that a warp multiplies in fp32: beyond it, registers run out
-# Of a thread for a tile and the outputs, in pipelines of two stages, and in deeper ones: found by building the space at
-# head dims of 128 and 256. An estimate; a build that spills all the same is rejected by what its binary says.
-MAX_TILE_REGISTERS = 160, 127
 TILE_CHOICES = (32, 64, 128)
 SHAPE_CHOICES = (
     (4, 128),
@@ -83,7 +90,7 @@ class TritonSplit(Variant):
     def numerics(self, problem: Problem, pool_format: PoolFormat) -> Numerics:
         """Softmax weights are rounded to what the second product takes: the query's dtype, fp16 with e4m3 pools, fp32
         where either is fp32."""
-        return Numerics(p=_dot_dtype(problem, pool_format))
+        return Numerics(p=dot_dtype(problem, pool_format))
 
     def default_config(self, problem: Problem, pool_format: PoolFormat, bounds: Bounds, device: Device) -> Config:
         """The first block shape that a context fills and that is not rejected, and the splits of `split_defaults`.
@@ -96,9 +103,10 @@ class TritonSplit(Variant):
             TritonSplitConfig(1, t, num_warps=w) for w, t in SHAPE_CHOICES if t <= max(tokens, SHAPE_CHOICES[1][1])
         ]
         config = next((c for c in shapes if self.reject(problem, pool_format, c, device) is None), shapes[0])
-        flight, shared = _tile_bytes(problem, pool_format, config), _shared_bytes(problem, pool_format, config)
-        blocks = bounds.max_num_tokens * problem.num_kv_heads * _row_tiles(problem)
-        shape = SplitShape(blocks, flight, resident=2 if 2 * shared <= device.shared_bytes_per_block else 1)
+        flight = tile_bytes(problem, pool_format, config.tile_tokens)
+        fits_twice = 2 * shared_bytes(problem, pool_format, config.tile_tokens) <= device.shared_bytes_per_block
+        blocks = bounds.max_num_tokens * problem.num_kv_heads * row_tiles(problem)
+        shape = SplitShape(blocks, flight, resident=2 if fits_twice else 1)
         splits = default_splits(problem, pool_format, bounds, device, shape, DEFAULT_SPLITS)
         return replace(config, num_splits=splits)
 
@@ -125,20 +133,9 @@ class TritonSplit(Variant):
                 return f"{name}={value} must be a power of two of at least 1"
         if config.tile_tokens < MIN_ROWS:
             return f"tile_tokens={config.tile_tokens} must be at least {MIN_ROWS}"
-        if _fp32_tile(problem, pool_format, config.tile_tokens) > MAX_FP32_TILE * config.num_warps:
-            return (
-                f"fp32 products are unrolled on the plain cores: a tile of {config.tile_tokens} tokens is more than "
-                f"{MAX_FP32_TILE} elements for each of {config.num_warps} warps"
-            )
-        registers, most = _tile_registers(problem, pool_format, config), MAX_TILE_REGISTERS[config.num_stages > 2]
-        if registers > most:
-            return (
-                f"a tile of {config.tile_tokens} tokens and the outputs take {registers} registers of each thread: "
-                f"with {config.num_stages} stages they spill above {most}"
-            )
-        shared = _shared_bytes(problem, pool_format, config)
-        if 0 < device.shared_bytes_per_block < shared:
-            return f"a block needs {shared} bytes of shared memory, {device.name} has {device.shared_bytes_per_block}"
+        tile = (config.tile_tokens, config.num_warps, config.num_stages)
+        if (reason := reject_tile(problem, pool_format, *tile, device)) is not None:
+            return reason
         if config.split_tokens < 1:
             return f"split_tokens={config.split_tokens} must be at least 1"
         return pool_format.reject(problem)
@@ -167,8 +164,8 @@ class TritonSplit(Variant):
             merge_signature,
             {
                 "DIM_V": problem.head_dim_v,
-                "BLOCK_DV": _power_of_two(problem.head_dim_v),
-                "BLOCK_SPLITS": _power_of_two(config.num_splits),
+                "BLOCK_DV": power_of_two(problem.head_dim_v),
+                "BLOCK_SPLITS": power_of_two(config.num_splits),
                 "HAS_SINKS": problem.sinks,
             },
             {n: d for n, d in _divisible(problem, pool_format).items() if n in merge_signature},
@@ -189,7 +186,7 @@ class TritonSplit(Variant):
                 "partial_out": WorkspaceSpec(torch.float32, (*rows, problem.head_dim_v), partial_of="out"),
                 "partial_lse": WorkspaceSpec(torch.float32, rows, partial_of="lse"),
             }
-        slots = aligned(attention_slots(problem, pool_format), _alignments(problem, pool_format))
+        slots = aligned(attention_slots(problem, pool_format), alignments(problem, pool_format))
         return LaunchPlan(tuple(steps), slots, workspaces, batch_limits(bounds))
 
 
@@ -204,73 +201,6 @@ def _own(config: Config) -> TritonSplitConfig:
     if not isinstance(config, TritonSplitConfig):
         raise TypeError(f"triton_split takes a TritonSplitConfig, not {type(config).__name__}")
     return config
-
-
-def _power_of_two(n: int) -> int:
-    return 1 << (n - 1).bit_length()
-
-
-def _row_tiles(problem: Problem) -> int:
-    return -(-problem.gqa_ratio // MAX_ROWS)
-
-
-def _dot_dtype(problem: Problem, pool_format: PoolFormat) -> DType:
-    """What both factors of a product are converted to: nothing that the query or the pool holds is lost.
-
-    e4m3 becomes fp16, which the hardware converts two at a time; bf16 takes it another step, four times as slow.
-    """
-    if DType.FP32 in (problem.q_dtype, pool_format.kv_dtype):
-        return DType.FP32
-    return DType.FP16 if pool_format.kv_dtype is DType.FP8_E4M3 else problem.q_dtype
-
-
-def _fp32_tile(problem: Problem, pool_format: PoolFormat, tile_tokens: int) -> int:
-    """Elements of a K or V tile whose product is fp32, 0 where the tensor cores take it."""
-    if _dot_dtype(problem, pool_format) is not DType.FP32:
-        return 0
-    return tile_tokens * _power_of_two(max(problem.head_dim, problem.head_dim_v))
-
-
-def _tile_bytes(problem: Problem, pool_format: PoolFormat, config: TritonSplitConfig) -> int:
-    """Bytes of the keys and values of one tile, which are on their way while another is worked on."""
-    dims = _power_of_two(problem.head_dim) + _power_of_two(problem.head_dim_v)
-    return config.tile_tokens * dims * pool_format.kv_dtype.itemsize
-
-
-def _shared_bytes(problem: Problem, pool_format: PoolFormat, config: TritonSplitConfig) -> int:
-    """Shared memory of a block at least: a tile on its way, the queries and the weights, as Triton lays them out."""
-    rows = _block_rows(problem) * (_power_of_two(problem.head_dim) + config.tile_tokens)
-    return _tile_bytes(problem, pool_format, config) + rows * _dot_dtype(problem, pool_format).itemsize
-
-
-def _tile_registers(problem: Problem, pool_format: PoolFormat, config: TritonSplitConfig) -> int:
-    """Registers of a thread for one tile and the outputs; 0 where products are fp32, which `MAX_FP32_TILE` limits.
-
-    A tile counts as it is multiplied, and half as it was loaded if that differs; words become elements when used.
-    """
-    dot, kv = _dot_dtype(problem, pool_format), pool_format.kv_dtype
-    if dot is DType.FP32:
-        return 0
-    element = float(dot.itemsize if kv is dot else dot.itemsize + kv.itemsize / 2)  # bytes
-    if _in_words(problem, pool_format):
-        element = kv.itemsize
-    dim = _power_of_two(max(problem.head_dim, problem.head_dim_v))
-    return int(dim * (config.tile_tokens * element / 4 + _block_rows(problem))) // (32 * config.num_warps)
-
-
-def _block_rows(problem: Problem) -> int:
-    return min(MAX_ROWS, max(MIN_ROWS, _power_of_two(problem.gqa_ratio)))
-
-
-def _in_words(problem: Problem, pool_format: PoolFormat) -> bool:
-    """Whether the kernel reads two e4m3 elements at once: rows lie in 16-byte pieces, and half a row is a product."""
-    return (
-        min(problem.head_dim, problem.head_dim_v) >= 2 * MIN_ROWS
-        and _dot_dtype(problem, pool_format) is DType.FP16
-        and pool_format.kv_dtype is DType.FP8_E4M3
-        and pool_format.layout is not Layout.XPACKED
-        and {"k_cache", "v_cache"} <= _alignments(problem, pool_format).keys()
-    )
 
 
 def _types(names: tuple[str, ...], problem: Problem, pool_format: PoolFormat) -> dict[str, str]:
@@ -294,21 +224,9 @@ def _signature(problem: Problem, pool_format: PoolFormat) -> dict[str, str]:
     return {**_types(_POINTERS, problem, pool_format), **integers, "scale": "fp32", "soft_cap": "fp32"}
 
 
-def _alignments(problem: Problem, pool_format: PoolFormat) -> dict[str, int]:
-    """Tensors whose rows are loaded and stored 16 bytes at a time: those with rows of a multiple of that size."""
-    xpacked, size = pool_format.layout is Layout.XPACKED, pool_format.kv_dtype.itemsize
-    rows = {
-        "q": problem.head_dim * problem.q_dtype.itemsize,
-        "out": problem.head_dim_v * problem.q_dtype.itemsize,
-        "k_cache": (pool_format.pack if xpacked else problem.head_dim) * size,
-        "v_cache": (pool_format.block_size if xpacked else problem.head_dim_v) * size,
-    }
-    return {name: VECTOR_BYTES for name, num_bytes in rows.items() if num_bytes % VECTOR_BYTES == 0}
-
-
 def _divisible(problem: Problem, pool_format: PoolFormat) -> dict[str, int]:
-    """What pointers (in bytes) and strides (in elements) are multiples of, by argument; see `_alignments`."""
-    aligned = _alignments(problem, pool_format)
+    """What pointers (in bytes) and strides (in elements) are multiples of, by argument; see `alignments`."""
+    aligned = alignments(problem, pool_format)
     found = {"partial_out": VECTOR_BYTES, "partial_lse": VECTOR_BYTES}
     for name, tensor, dtype in (
         ("q", "q", problem.q_dtype),
@@ -327,14 +245,14 @@ def _divisible(problem: Problem, pool_format: PoolFormat) -> dict[str, int]:
 def _constants(problem: Problem, pool_format: PoolFormat, config: TritonSplitConfig) -> dict[str, object]:
     return {
         "GROUP": problem.gqa_ratio,
-        "BLOCK_H": _block_rows(problem),
-        "ROW_TILES": _row_tiles(problem),
+        "BLOCK_H": block_rows(problem),
+        "ROW_TILES": row_tiles(problem),
         "DIM_K": problem.head_dim,
         "DIM_V": problem.head_dim_v,
-        "BLOCK_DK": max(MIN_ROWS, _power_of_two(problem.head_dim)),
-        "BLOCK_DV": max(MIN_ROWS, _power_of_two(problem.head_dim_v)),
+        "BLOCK_DK": max(MIN_ROWS, power_of_two(problem.head_dim)),
+        "BLOCK_DV": max(MIN_ROWS, power_of_two(problem.head_dim_v)),
         "BLOCK_SIZE": pool_format.block_size,
-        "PACK": pool_format.pack if pool_format.layout is Layout.XPACKED else _power_of_two(problem.head_dim),
+        "PACK": pool_format.pack if pool_format.layout is Layout.XPACKED else power_of_two(problem.head_dim),
         "TILE_TOKENS": config.tile_tokens,
         "SPLIT_TOKENS": config.split_tokens,
         "WINDOW": problem.window or 0,
@@ -344,9 +262,9 @@ def _constants(problem: Problem, pool_format: PoolFormat, config: TritonSplitCon
         "HAS_ALIBI": problem.alibi,
         "HAS_SCALES": pool_format.scale_kind is not ScaleKind.NONE,
         "SCALE_STRIDE": int(pool_format.scale_kind is ScaleKind.PER_HEAD),
-        "DOT_FP32": _dot_dtype(problem, pool_format) is DType.FP32,
-        "WORDS": _in_words(problem, pool_format),
-        "DOT_HALF": _dot_dtype(problem, pool_format) is DType.FP16 and problem.q_dtype is not DType.FP16,
+        "DOT_FP32": dot_dtype(problem, pool_format) is DType.FP32,
+        "WORDS": in_words(problem, pool_format),
+        "DOT_HALF": dot_dtype(problem, pool_format) is DType.FP16 and problem.q_dtype is not DType.FP16,
         **_unit_dims(pool_format),
     }
 
@@ -386,7 +304,7 @@ def _split_step(problem: Problem, pool_format: PoolFormat, config: TritonSplitCo
         ScalarArg(problem.soft_cap or 0.0, CType.F32),
         *_HIDDEN,
     )
-    grid = (bounds.max_num_tokens, problem.num_kv_heads * _row_tiles(problem), config.num_splits)
+    grid = (bounds.max_num_tokens, problem.num_kv_heads * row_tiles(problem), config.num_splits)
     return KernelStep("attention_split", grid, args, (32 * config.num_warps, 1, 1), shared_bytes=0)
 
 
