@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -16,12 +17,14 @@ from .native_args import abi_of
 from .pool_format import Layout, PoolFormat
 from .problem import Problem
 from .slots import batch_limits
+from .split_defaults import SplitShape, default_splits
 from .split_mma_plan import (
     COPY_BYTES,
     MERGE_KERNELS,
     CudaSplitMmaConfig,
     Merge,
     defines,
+    flight_bytes,
     live_splits,
     merge_args,
     merge_code,
@@ -70,14 +73,18 @@ class CudaSplitMma(Variant):
         return Numerics(p=problem.q_dtype if pool_format.kv_dtype is problem.q_dtype else DType.FP16)
 
     def default_config(self, problem: Problem, pool_format: PoolFormat, bounds: Bounds, device: Device) -> Config:
-        """Enough splits to give every multiprocessor two blocks, in the first block shape that fits it."""
-        items = max(1, bounds.max_num_seqs * problem.num_kv_heads * num_chunks(problem, bounds))
-        splits = next((s for s in SPLIT_CHOICES if items * s >= 2 * device.num_units), SPLIT_CHOICES[-1])
+        """The first block shape that fits the device, and the splits of `split_defaults`."""
         # Tiles of 32 tokens a warp cost fewer instructions per byte, which 8-bit pools are shorter of than of bytes.
         eight_bit = pool_format.kv_dtype.itemsize == 1
         order = sorted(SHAPE_CHOICES, key=lambda shape: eight_bit and shape != (4, 128))
-        shapes = [CudaSplitMmaConfig(splits, t, 128, w, s) for w, t in order for s in STAGE_CHOICES]
-        return next((c for c in shapes if self.reject(problem, pool_format, c, device) is None), shapes[0])
+        shapes = [CudaSplitMmaConfig(SPLIT_CHOICES[-1], t, 128, w, s) for w, t in order for s in STAGE_CHOICES]
+        config = next((c for c in shapes if self.reject(problem, pool_format, c, device) is None), shapes[0])
+        shape = SplitShape(
+            bounds.max_num_seqs * problem.num_kv_heads * num_chunks(problem, bounds),
+            flight_bytes(problem, pool_format, config),
+            resident=2 if 2 * shared_bytes(problem, pool_format, config) <= device.shared_bytes_per_block else 1,
+        )
+        return replace(config, num_splits=default_splits(problem, pool_format, bounds, device, shape, SPLIT_CHOICES))
 
     def space(self, problem: Problem, pool_format: PoolFormat, device: Device) -> Iterator[Config]:
         """Splits x block shape x stages x merge."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -15,6 +16,7 @@ from .native_args import abi_of
 from .pool_format import Layout, PoolFormat
 from .problem import Problem
 from .slots import batch_limits
+from .split_defaults import SplitShape, default_splits
 from .split_mma_plan import Merge
 from .split_simt_plan import (
     CODES,
@@ -63,14 +65,17 @@ class CudaSplitSimt(Variant):
     properties = Properties(deterministic=True, batch_invariant=True, graph_safe=True)
 
     def default_config(self, problem: Problem, pool_format: PoolFormat, bounds: Bounds, device: Device) -> Config:
-        """Enough splits to give every multiprocessor four blocks, and 256 bytes of each thread on their way."""
-        items = max(1, bounds.max_num_seqs * problem.num_kv_heads * num_chunks(problem, pool_format, bounds))
-        splits = next((s for s in SPLIT_CHOICES if items * s >= 4 * device.num_units), SPLIT_CHOICES[-1])
-        keys = KEY_CHOICES[-1]
-        if not _reject_types(problem, pool_format):
-            one = PIECE_BYTES * sum(steps(problem, pool_format))
-            keys = next((k for k in KEY_CHOICES if k * one <= LOAD_BYTES), KEY_CHOICES[-1])
-        return CudaSplitSimtConfig(splits, keys_per_lane=keys)
+        """256 bytes of each thread on their way, and the splits of `split_defaults`."""
+        if _reject_types(problem, pool_format):
+            return CudaSplitSimtConfig()
+        one = PIECE_BYTES * sum(steps(problem, pool_format))
+        keys = next((k for k in KEY_CHOICES if k * one <= LOAD_BYTES), KEY_CHOICES[-1])
+        config = CudaSplitSimtConfig(keys_per_lane=keys)
+        shape = SplitShape(
+            bounds.max_num_seqs * problem.num_kv_heads * num_chunks(problem, pool_format, bounds),
+            32 * config.num_warps * keys * one,
+        )
+        return replace(config, num_splits=default_splits(problem, pool_format, bounds, device, shape, SPLIT_CHOICES))
 
     def space(self, problem: Problem, pool_format: PoolFormat, device: Device) -> Iterator[Config]:
         """Splits x warps x keys of a lane x merge."""

@@ -91,6 +91,12 @@ def shared_bytes(problem: Problem, pool_format: PoolFormat, config: CudaSplitMma
     return max(pipeline, outputs) + places + query + stats + 16
 
 
+def flight_bytes(problem: Problem, pool_format: PoolFormat, config: CudaSplitMmaConfig) -> int:
+    """Bytes of keys and values that a block has on their way: all stages but the one that it works on."""
+    dims = problem.head_dim + problem.head_dim_v
+    return (config.num_stages - 1) * config.tile_tokens * dims * pool_format.kv_dtype.itemsize
+
+
 def scratch_bytes(problem: Problem) -> int:
     """Dynamic shared memory of a block of the merge kernel: one output row per warp."""
     return MERGE_WARPS * problem.head_dim_v * 4

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -17,14 +17,37 @@ from .native_args import token_scale_strides
 from .pool_format import Layout, PoolFormat, ScaleKind
 from .problem import Problem
 from .slots import aligned, attention_slots, batch_limits
+from .split_defaults import SplitShape, default_splits
+from .triton_split_shape import (
+    MAX_HEAD_DIM,
+    MIN_ROWS,
+    VECTOR_BYTES,
+    alignments,
+    block_rows,
+    dot_dtype,
+    in_words,
+    power_of_two,
+    reject_tile,
+    row_tiles,
+    shared_bytes,
+    tile_bytes,
+)
 from .variant import Config, Numerics, Properties, Variant
 
 SOURCE = Path(__file__).parent / "triton" / "split_kernel.py"
-MIN_ROWS, MAX_ROWS = 16, 32  # of a matrix product: what `mma.sync` takes, and before `wgmma` sets in
-MAX_HEAD_DIM = 512
-VECTOR_BYTES = 16  # widest load of a thread
-MAX_FP32_TILE = 2048  # elements of a tile that a warp multiplies in fp32: beyond it, registers run out
 TILE_CHOICES = (32, 64, 128)
+SHAPE_CHOICES = (
+    (4, 128),
+    (2, 64),
+    (8, 128),
+    (4, 64),
+    (8, 64),
+    (4, 32),
+    (8, 32),
+    (4, 16),
+    (8, 16),
+)  # warps, tile tokens
+DEFAULT_SPLITS = (1, 2, 4, 8, 16, 32)
 SPLIT_CHOICES = (1, 4, 8, 16, 32)
 _TYPES = {DType.BF16: "bf16", DType.FP16: "fp16", DType.FP32: "fp32", DType.FP8_E4M3: "fp8e4nv", DType.INT8: "i8"}
 _POINTERS = (
@@ -66,20 +89,27 @@ class TritonSplit(Variant):
     properties = Properties(deterministic=True, batch_invariant=True, graph_safe=True)
 
     def numerics(self, problem: Problem, pool_format: PoolFormat) -> Numerics:
-        """Softmax weights (times the scales of tokens, relative to a power of two about the largest) are rounded for
-        the second product to the wider of the query's and the pool's dtype."""
-        return Numerics(p=_dot_dtype(problem, pool_format))
+        """Softmax weights (times the scales of tokens, relative to a power of two about the largest) are rounded to
+        what the second product takes: the query's dtype, fp16 with e4m3 pools, fp32 where either is fp32."""
+        return Numerics(p=dot_dtype(problem, pool_format))
 
     def default_config(self, problem: Problem, pool_format: PoolFormat, bounds: Bounds, device: Device) -> Config:
-        """Enough splits to give every multiprocessor two blocks."""
-        items = max(1, bounds.max_num_tokens * problem.num_kv_heads)
-        splits = 1
-        while splits < SPLIT_CHOICES[-1] and items * splits < 2 * device.num_units:
-            splits *= 2
-        tile_tokens = 64
-        while _fp32_tile(problem, pool_format, tile_tokens) > MAX_FP32_TILE * 4:
-            tile_tokens //= 2
-        return TritonSplitConfig(splits, tile_tokens)
+        """The first block shape that a context fills and that is not rejected, and the splits of `split_defaults`.
+
+        With a tile of one token per thread each table entry is copied once; with fewer tokens every thread that loads a
+        part of a token's row looks its block up.
+        """
+        tokens = min(bounds.max_context_len, problem.window or bounds.max_context_len)
+        shapes = [
+            TritonSplitConfig(1, t, num_warps=w) for w, t in SHAPE_CHOICES if t <= max(tokens, SHAPE_CHOICES[1][1])
+        ]
+        config = next((c for c in shapes if self.reject(problem, pool_format, c, device) is None), shapes[0])
+        flight = tile_bytes(problem, pool_format, config.tile_tokens)
+        fits_twice = 2 * shared_bytes(problem, pool_format, config.tile_tokens) <= device.shared_bytes_per_block
+        blocks = bounds.max_num_tokens * problem.num_kv_heads * row_tiles(problem)
+        shape = SplitShape(blocks, flight, resident=2 if fits_twice else 1)
+        splits = default_splits(problem, pool_format, bounds, device, shape, DEFAULT_SPLITS)
+        return replace(config, num_splits=splits)
 
     def space(self, problem: Problem, pool_format: PoolFormat, device: Device) -> Iterator[Config]:
         """Splits x tile x warps x stages."""
@@ -104,11 +134,9 @@ class TritonSplit(Variant):
                 return f"{name}={value} must be a power of two of at least 1"
         if config.tile_tokens < MIN_ROWS:
             return f"tile_tokens={config.tile_tokens} must be at least {MIN_ROWS}"
-        if _fp32_tile(problem, pool_format, config.tile_tokens) > MAX_FP32_TILE * config.num_warps:
-            return (
-                f"fp32 products are unrolled on the plain cores: a tile of {config.tile_tokens} tokens is more than "
-                f"{MAX_FP32_TILE} elements for each of {config.num_warps} warps"
-            )
+        tile = (config.tile_tokens, config.num_warps, config.num_stages)
+        if (reason := reject_tile(problem, pool_format, *tile, device)) is not None:
+            return reason
         if config.split_tokens < 1:
             return f"split_tokens={config.split_tokens} must be at least 1"
         return pool_format.reject(problem)
@@ -137,8 +165,8 @@ class TritonSplit(Variant):
             merge_signature,
             {
                 "DIM_V": problem.head_dim_v,
-                "BLOCK_DV": _power_of_two(problem.head_dim_v),
-                "BLOCK_SPLITS": _power_of_two(config.num_splits),
+                "BLOCK_DV": power_of_two(problem.head_dim_v),
+                "BLOCK_SPLITS": power_of_two(config.num_splits),
                 "HAS_SINKS": problem.sinks,
             },
             {n: d for n, d in _divisible(problem, pool_format).items() if n in merge_signature},
@@ -159,7 +187,7 @@ class TritonSplit(Variant):
                 "partial_out": WorkspaceSpec(torch.float32, (*rows, problem.head_dim_v), partial_of="out"),
                 "partial_lse": WorkspaceSpec(torch.float32, rows, partial_of="lse"),
             }
-        slots = aligned(attention_slots(problem, pool_format), _alignments(problem, pool_format))
+        slots = aligned(attention_slots(problem, pool_format), alignments(problem, pool_format))
         return LaunchPlan(tuple(steps), slots, workspaces, batch_limits(bounds))
 
 
@@ -175,26 +203,6 @@ def _own(config: Config) -> TritonSplitConfig:
     if not isinstance(config, TritonSplitConfig):
         raise TypeError(f"triton_split takes a TritonSplitConfig, not {type(config).__name__}")
     return config
-
-
-def _power_of_two(n: int) -> int:
-    return 1 << (n - 1).bit_length()
-
-
-def _row_tiles(problem: Problem) -> int:
-    return -(-problem.gqa_ratio // MAX_ROWS)
-
-
-def _dot_dtype(problem: Problem, pool_format: PoolFormat) -> DType:
-    """What both factors of a product are converted to: nothing that the query or the pool holds is lost."""
-    return DType.FP32 if DType.FP32 in (problem.q_dtype, pool_format.kv_dtype) else problem.q_dtype
-
-
-def _fp32_tile(problem: Problem, pool_format: PoolFormat, tile_tokens: int) -> int:
-    """Elements of a K or V tile whose product is fp32, 0 where the tensor cores take it."""
-    if _dot_dtype(problem, pool_format) is not DType.FP32:
-        return 0
-    return tile_tokens * _power_of_two(max(problem.head_dim, problem.head_dim_v))
 
 
 def _types(names: tuple[str, ...], problem: Problem, pool_format: PoolFormat) -> dict[str, str]:
@@ -218,21 +226,9 @@ def _signature(problem: Problem, pool_format: PoolFormat) -> dict[str, str]:
     return {**_types(_POINTERS, problem, pool_format), **integers, "scale": "fp32", "soft_cap": "fp32"}
 
 
-def _alignments(problem: Problem, pool_format: PoolFormat) -> dict[str, int]:
-    """Tensors whose rows are loaded and stored 16 bytes at a time: those with rows of a multiple of that size."""
-    xpacked, size = pool_format.layout is Layout.XPACKED, pool_format.kv_dtype.itemsize
-    rows = {
-        "q": problem.head_dim * problem.q_dtype.itemsize,
-        "out": problem.head_dim_v * problem.q_dtype.itemsize,
-        "k_cache": (pool_format.pack if xpacked else problem.head_dim) * size,
-        "v_cache": (pool_format.block_size if xpacked else problem.head_dim_v) * size,
-    }
-    return {name: VECTOR_BYTES for name, num_bytes in rows.items() if num_bytes % VECTOR_BYTES == 0}
-
-
 def _divisible(problem: Problem, pool_format: PoolFormat) -> dict[str, int]:
-    """What pointers (in bytes) and strides (in elements) are multiples of, by argument; see `_alignments`."""
-    aligned = _alignments(problem, pool_format)
+    """What pointers (in bytes) and strides (in elements) are multiples of, by argument; see `alignments`."""
+    aligned = alignments(problem, pool_format)
     found = {"partial_out": VECTOR_BYTES, "partial_lse": VECTOR_BYTES}
     for name, tensor, dtype in (
         ("q", "q", problem.q_dtype),
@@ -251,14 +247,14 @@ def _divisible(problem: Problem, pool_format: PoolFormat) -> dict[str, int]:
 def _constants(problem: Problem, pool_format: PoolFormat, config: TritonSplitConfig) -> dict[str, object]:
     return {
         "GROUP": problem.gqa_ratio,
-        "BLOCK_H": min(MAX_ROWS, max(MIN_ROWS, _power_of_two(problem.gqa_ratio))),
-        "ROW_TILES": _row_tiles(problem),
+        "BLOCK_H": block_rows(problem),
+        "ROW_TILES": row_tiles(problem),
         "DIM_K": problem.head_dim,
         "DIM_V": problem.head_dim_v,
-        "BLOCK_DK": max(MIN_ROWS, _power_of_two(problem.head_dim)),
-        "BLOCK_DV": max(MIN_ROWS, _power_of_two(problem.head_dim_v)),
+        "BLOCK_DK": max(MIN_ROWS, power_of_two(problem.head_dim)),
+        "BLOCK_DV": max(MIN_ROWS, power_of_two(problem.head_dim_v)),
         "BLOCK_SIZE": pool_format.block_size,
-        "PACK": pool_format.pack if pool_format.layout is Layout.XPACKED else _power_of_two(problem.head_dim),
+        "PACK": pool_format.pack if pool_format.layout is Layout.XPACKED else power_of_two(problem.head_dim),
         "TILE_TOKENS": config.tile_tokens,
         "SPLIT_TOKENS": config.split_tokens,
         "WINDOW": problem.window or 0,
@@ -269,7 +265,9 @@ def _constants(problem: Problem, pool_format: PoolFormat, config: TritonSplitCon
         "HAS_SCALES": pool_format.has_constant_scales,
         "TOKEN_SCALES": pool_format.has_token_scales,
         "SCALE_STRIDE": int(pool_format.scale_kind is ScaleKind.PER_HEAD),
-        "DOT_FP32": _dot_dtype(problem, pool_format) is DType.FP32,
+        "DOT_FP32": dot_dtype(problem, pool_format) is DType.FP32,
+        "WORDS": in_words(problem, pool_format),
+        "DOT_HALF": dot_dtype(problem, pool_format) is DType.FP16 and problem.q_dtype is not DType.FP16,
         **_unit_dims(pool_format),
     }
 
@@ -310,7 +308,7 @@ def _split_step(problem: Problem, pool_format: PoolFormat, config: TritonSplitCo
         ScalarArg(problem.soft_cap or 0.0, CType.F32),
         *_HIDDEN,
     )
-    grid = (bounds.max_num_tokens, problem.num_kv_heads * _row_tiles(problem), config.num_splits)
+    grid = (bounds.max_num_tokens, problem.num_kv_heads * row_tiles(problem), config.num_splits)
     return KernelStep("attention_split", grid, args, (32 * config.num_warps, 1, 1), shared_bytes=0)
 
 

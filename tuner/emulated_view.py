@@ -16,6 +16,7 @@ from pagedtune.kernels.serial import to_jsonable
 from .emulated_bars import Bars
 from .emulated_bench import Row
 from .emulated_jobs import Cell
+from .emulated_reasons import reasons
 
 EVIDENCE = "emulated on the virtual GPU and read from the binaries; nothing was measured on a GPU"
 MARK = "!"
@@ -161,5 +162,5 @@ def as_markdown(tables: Sequence[tuple[str, Cell, Sequence[Row]]], bars: Bars, c
     for what, cell, rows in tables:
         lines += [f"## {what}", "", title(cell), "", head, rule]
         lines += [f"| `{short(row, rows)}` | " + " | ".join(cells_of(row, bars)) + " |" for row in rows]
-        lines += ["", *(f"- {note}" for note in notes_of(rows)), ""]
+        lines += ["", *(f"- {note}" for note in [*notes_of(rows), *reasons(cell, rows, bars)]), ""]
     return "\n".join(lines)

@@ -33,6 +33,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) attention_split(
     RowsOf<SK, K_PIECES> keys;
     RowsOf<SV, V_PIECES> values;
     TokenScales k_scales(k_scale, k_scale_block, k_scale_head, work), v_scales(v_scale, v_scale_block, v_scale_head, work);
+    keys.clear();  // scores of keys that are never read are masked, but must be made of something
     const bool some = stream.first_token(0) < stream.end && share.begin < share.end;
     if (some) {
         stream.look_up(0);

@@ -38,6 +38,21 @@ def power_of_two(x):
 
 
 @triton.jit
+def halves_of(words, WHICH: tl.constexpr):
+    """The low (0) or high (1) e4m3 byte of each 16-bit word as fp16, two words at once.
+
+    Loaded as bytes, a factor would have the layout of 8-bit products, and the other one be brought into it through
+    shared memory; with words both have that of 16-bit products.
+    """
+    BYTES: tl.constexpr = "0x0020" if WHICH == 0 else "0x0031"
+    return tl.inline_asm_elementwise(
+        "{.reg .b32 x; .reg .b16 l, h; prmt.b32 x, $1, 0, " + BYTES
+        + "; mov.b32 {l, h}, x; cvt.rn.f16x2.e4m3x2 $0, l;}",
+        "=r,r", [words], dtype=tl.float16, is_pure=True, pack=2,
+    )  # fmt: skip
+
+
+@triton.jit
 def attention_split(
     q,  # [num_tokens, num_q_heads, DIM_K]
     k_cache,
@@ -95,8 +110,10 @@ def attention_split(
     SCALE_STRIDE: tl.constexpr,
     TOKEN_SCALES: tl.constexpr,  # whether each token and head has scales of its own
     DOT_FP32: tl.constexpr,  # whether the factors of both products are fp32, not of the query's dtype
+    WORDS: tl.constexpr,  # whether pools are read as words of two e4m3 elements: even dims and odd ones apart
+    DOT_HALF: tl.constexpr,  # whether they are fp16 and the query is not: e4m3 becomes fp16 at half the cost of bf16
 ):
-    DOT_TYPE: tl.constexpr = tl.float32 if DOT_FP32 else q.dtype.element_ty
+    DOT_TYPE: tl.constexpr = tl.float32 if DOT_FP32 else tl.float16 if DOT_HALF else q.dtype.element_ty
     DOT_PRECISION: tl.constexpr = "ieee" if DOT_FP32 else "tf32"
     token = tl.program_id(0)
     kv_head = tl.program_id(1) // ROW_TILES
@@ -127,13 +144,23 @@ def attention_split(
             tl.store(partial_lse + part, tl.full([BLOCK_H], -float("inf"), tl.float32), live_rows)
             return
     q_at = q + token * q_token + heads[:, None] * q_head + cols_k[None, :]
-    q_tile = tl.load(q_at, mask=live_rows[:, None] & (cols_k < DIM_K)[None, :], other=0.0).to(DOT_TYPE)
-
+    words_k = tl.arange(0, BLOCK_DK // 2)
+    words_v = tl.arange(0, BLOCK_DV // 2)
+    q_tile = tl.load(q_at, mask=live_rows[:, None] & (cols_k < DIM_K)[None, :], other=0.0)
     score_scale = scale * LOG2E
     out_scale = 1.0
     if HAS_SCALES:
         score_scale *= tl.load(k_scale + kv_head * SCALE_STRIDE)
         out_scale = tl.load(v_scale + kv_head * SCALE_STRIDE)
+    if DOT_HALF:  # a power of two for each row keeps a bf16 query in range: its largest value is taken to 2^14 or above
+        most = tl.max(tl.abs(q_tile.to(tl.float32)), 1)
+        exponent = tl.maximum(most.to(tl.int32, bitcast=True) >> 23, 16) - 14
+        row_scale = tl.where(most > 0.0, (exponent << 23).to(tl.float32, bitcast=True), 1.0)
+        q_tile = q_tile.to(tl.float32) * (1.0 / row_scale)[:, None]
+        score_scale = (score_scale * row_scale)[:, None]
+    q_tile = q_tile.to(DOT_TYPE)
+    if WORDS:
+        q_low, q_high = tl.split(tl.reshape(q_tile, [BLOCK_H, BLOCK_DK // 2, 2]))
     if HAS_ALIBI:
         slopes = tl.load(alibi_slopes + heads, mask=live_rows, other=0.0) * LOG2E
 
@@ -146,7 +173,13 @@ def attention_split(
     v_cols = cols_v * v_dim
     top = tl.full([BLOCK_H], -float("inf"), tl.float32)
     total = tl.zeros([BLOCK_H], tl.float32)
-    acc = tl.zeros([BLOCK_H, BLOCK_DV], tl.float32)
+    if WORDS:
+        acc_low = tl.zeros([BLOCK_H, BLOCK_DV // 2], tl.float32)
+        acc_high = acc_low
+        k_words = k_base.to(tl.pointer_type(tl.int16))
+        v_words = v_base.to(tl.pointer_type(tl.int16))
+    else:
+        acc = tl.zeros([BLOCK_H, BLOCK_DV], tl.float32)
     table = block_table + seq * table_seq
     # Values' scales are relative to a power of two about the largest so far: weights stay in the range of their type,
     # and are rounded to it as without.
@@ -157,9 +190,14 @@ def attention_split(
         block = tl.load(table + tokens // BLOCK_SIZE, mask=seen, other=0).to(tl.int64)
         slot = tokens % BLOCK_SIZE
         k_rows = block * k_block + slot * k_slot
-        k_at = k_base + k_rows[None, :] + k_cols[:, None]
-        k_tile = tl.load(k_at, mask=seen[None, :] & (cols_k < DIM_K)[:, None], other=0.0).to(DOT_TYPE)
-        scores = tl.dot(q_tile, k_tile, input_precision=DOT_PRECISION) * score_scale
+        if WORDS:
+            k_at = k_words + (k_rows // 2)[None, :] + words_k[:, None]
+            pairs = tl.load(k_at, mask=seen[None, :] & (words_k < DIM_K // 2)[:, None], other=0)
+            scores = tl.dot(q_high, halves_of(pairs, 1), tl.dot(q_low, halves_of(pairs, 0))) * score_scale
+        else:
+            k_at = k_base + k_rows[None, :] + k_cols[:, None]
+            k_tile = tl.load(k_at, mask=seen[None, :] & (cols_k < DIM_K)[:, None], other=0.0).to(DOT_TYPE)
+            scores = tl.dot(q_tile, k_tile, input_precision=DOT_PRECISION) * score_scale
         if TOKEN_SCALES:
             k_scales = tl.load(k_scale + (block * scale_k_block + kv_head * scale_k_head + slot), mask=seen, other=0.0)
             scores *= k_scales[None, :]
@@ -183,13 +221,22 @@ def attention_split(
             shrink *= unit * inverse
             unit = raised
         v_rows = block * v_block + slot * v_slot
-        v_at = v_base + v_rows[:, None] + v_cols[None, :]
-        v_tile = tl.load(v_at, mask=seen[:, None] & (cols_v < DIM_V)[None, :], other=0.0).to(DOT_TYPE)
-        acc = tl.dot(p.to(DOT_TYPE), v_tile, acc * shrink[:, None], input_precision=DOT_PRECISION)
+        weights = p.to(DOT_TYPE)
+        if WORDS:
+            v_at = v_words + (v_rows // 2)[:, None] + words_v[None, :]
+            pairs = tl.load(v_at, mask=seen[:, None] & (words_v < DIM_V // 2)[None, :], other=0)
+            acc_low = tl.dot(weights, halves_of(pairs, 0), acc_low * shrink[:, None])
+            acc_high = tl.dot(weights, halves_of(pairs, 1), acc_high * shrink[:, None])
+        else:
+            v_at = v_base + v_rows[:, None] + v_cols[None, :]
+            v_tile = tl.load(v_at, mask=seen[:, None] & (cols_v < DIM_V)[None, :], other=0.0).to(DOT_TYPE)
+            acc = tl.dot(weights, v_tile, acc * shrink[:, None], input_precision=DOT_PRECISION)
         top = new_top
 
     if TOKEN_SCALES:
         out_scale = unit
+    if WORDS:
+        acc = tl.interleave(acc_low, acc_high)
     live_out = live_rows[:, None] & (cols_v < DIM_V)[None, :]
     if SPLIT:
         safe_total = tl.where(total > 0.0, total, 1.0)

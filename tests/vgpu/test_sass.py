@@ -217,6 +217,24 @@ def test_a_loop_without_counterpart_is_named() -> None:
     assert [m.matched for m in slots.loops] == [False]
 
 
+def test_a_loop_with_a_few_accesses_split_in_two() -> None:
+    """8 rounds of 41 loads of shared memory for 40 in the PTX: no other loop, and not unrolled. 50 would be another."""
+
+    def kernel(loads: int) -> SassKernel:
+        lines = [*(["LDS R2, [R3]"] * loads), "@P0 BRA 0x0", "EXIT"]
+        rows = [f"        /*{16 * k:04x}*/                   {line} ;" for k, line in enumerate(lines)]
+        return parse_sass("\n".join(["\tFunction : made", *rows]))["made"]
+
+    sites = [
+        *(site(k, "ld.shared.b32", 8) for k in range(40)),
+        site(40, "bra", 8, target=0, guarded=True),
+        site(41, "ret", 2),
+    ]
+    slots = count_slots(kernel(41), sites)
+    assert [(m.matched, m.iterations, m.unroll, m.instructions) for m in slots.loops] == [(True, 8, 1, 42)]
+    assert not count_slots(kernel(50), sites).matched
+
+
 def test_dominators_and_nested_loops() -> None:
     """0 -> 1 -> 2 -> 3 -> (2 | 4) ; 4 -> (1 | 5); 0 -> 6 -> 5."""
     flow = analyse([[1, 6], [2], [3], [2, 4], [1, 5], [], [5]])
