@@ -264,20 +264,22 @@ class TritonCopyBlocks(_TritonCacheOp):
         return run_strides(pool_format) | {"num_pairs": SizeArg("block_pairs", 0)} | _scale_strides(pool_format)
 
     def _constants(self, problem: Problem, pool_format: PoolFormat, config: TritonCopyConfig) -> dict[str, object]:
+        scales = {
+            "TOKEN_SCALES": pool_format.has_token_scales,
+            "HEADS": problem.num_kv_heads,
+            "BLOCK_SIZE": pool_format.block_size,
+        }
+        return self._runs(problem, pool_format, config) | scales
+
+    def _runs(self, problem: Problem, pool_format: PoolFormat, config: TritonCopyConfig) -> dict[str, object]:
+        """How the blocks of both pools are cut into runs and chunks."""
         runs = {
             f"{name.upper()}_{axis}": count
             for name, counts in runs_of(problem, pool_format).items()
             for axis, count in zip("ABCL", counts, strict=True)
         }
         chunks = self._chunks(problem, pool_format, config)
-        return {
-            **runs,
-            "K_CHUNKS": chunks[0],
-            "BLOCK": self._block(pool_format.kv_dtype.itemsize, config),
-            "TOKEN_SCALES": pool_format.has_token_scales,
-            "HEADS": problem.num_kv_heads,
-            "BLOCK_SIZE": pool_format.block_size,
-        }
+        return {**runs, "K_CHUNKS": chunks[0], "BLOCK": self._block(pool_format.kv_dtype.itemsize, config)}
 
     def _chunks(self, problem: Problem, pool_format: PoolFormat, config: TritonCopyConfig) -> tuple[int, int]:
         """Programs that share one K block, and one V block."""

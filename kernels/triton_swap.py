@@ -37,7 +37,7 @@ class _TritonSwap(TritonCopyBlocks):
         return run_strides(pool_format) | {"row": StrideArg("staging", 0), "num_listed": SizeArg("block_ids", 0)}
 
     def _constants(self, problem: Problem, pool_format: PoolFormat, config: TritonCopyConfig) -> dict[str, object]:
-        return super()._constants(problem, pool_format, config) | {"PACK": self.op is Op.PACK_BLOCKS}
+        return self._runs(problem, pool_format, config) | {"PACK": self.op is Op.PACK_BLOCKS}
 
     def _row_sizes(self, problem: Problem, pool_format: PoolFormat) -> dict[str, int]:
         return {"staging": sum(block_elements(problem, pool_format)) * pool_format.kv_dtype.itemsize}
