@@ -179,7 +179,7 @@ __device__ __forceinline__ void write_scaled(
             if (slot[u] < 0) continue;
             const int head = (base + threadIdx.x % 32 / LANES + u * AT_ONCE) % HEADS;
             const i64 block = slot[u] / BLOCK_SIZE;
-            const int in_block = int(slot[u] - block * BLOCK_SIZE);
+            const int in_block = int(slot[u] % BLOCK_SIZE);
             if (lane == 0) scale[scales.place(block, in_block, head)] = own[u];
 #pragma unroll
             for (int s = 0; s < STEPS; ++s) {

@@ -79,13 +79,13 @@ def test_both_variants_pass_the_gate_through_the_driver(
 class Skewed(CudaPaged):
     """Scales one percent too much: the gate must see it through the driver as well."""
 
-    def plan(self, *args: object) -> LaunchPlan:  # type: ignore[override]
-        plan = super().plan(*args)  # type: ignore[arg-type]
+    def plan(self, problem: Problem, *args: object) -> LaunchPlan:  # type: ignore[override]
+        plan = super().plan(problem, *args)  # type: ignore[arg-type]
         (step,) = plan.steps
         assert isinstance(step, KernelStep)
-        scale = step.args[-2]
-        assert isinstance(scale, ScalarArg)
-        args_ = (*step.args[:-2], replace(scale, value=scale.value * 1.01), step.args[-1])
+        scale = ScalarArg(problem.softmax_scale, CType.F32)
+        assert step.args.count(scale) == 1
+        args_ = tuple(replace(scale, value=scale.value * 1.01) if arg == scale else arg for arg in step.args)
         return replace(plan, steps=(replace(step, args=args_),))
 
 

@@ -25,7 +25,8 @@ from pagedtune.harness.gpu_day.session import Session
 from pagedtune.harness.verdicts import CaseResult
 from pagedtune.kernels.cuda_driver import DriverError
 from pagedtune.kernels.cuda_paged import CudaPaged
-from pagedtune.kernels.launch import KernelStep, LaunchPlan, ScalarArg
+from pagedtune.kernels.launch import CType, KernelStep, LaunchPlan, ScalarArg
+from pagedtune.kernels.problem import Problem
 from pagedtune.kernels.record import Status
 from pagedtune.kernels.variant import BuildError
 
@@ -71,13 +72,13 @@ def test_every_pool_has_a_table_and_an_output_of_its_own(context: CudaContext) -
 class Skewed(CudaPaged):
     """Scales ten percent too much."""
 
-    def plan(self, *args: object) -> LaunchPlan:  # type: ignore[override]
-        plan = super().plan(*args)  # type: ignore[arg-type]
+    def plan(self, problem: Problem, *args: object) -> LaunchPlan:  # type: ignore[override]
+        plan = super().plan(problem, *args)  # type: ignore[arg-type]
         (step,) = plan.steps
         assert isinstance(step, KernelStep)
-        scale = step.args[-2]
-        assert isinstance(scale, ScalarArg)
-        args_ = (*step.args[:-2], replace(scale, value=scale.value * 1.1), step.args[-1])
+        scale = ScalarArg(problem.softmax_scale, CType.F32)
+        assert step.args.count(scale) == 1
+        args_ = tuple(replace(scale, value=scale.value * 1.1) if arg == scale else arg for arg in step.args)
         return replace(plan, steps=(replace(step, args=args_),))
 
 

@@ -91,8 +91,8 @@ SPLIT_MMA_FAULTS = (
         "total not rescaled", "online softmax", "total[n][e] *= shrink;", "", VALUE, NEEDLE, ONE_WARP, "softmax.cuh",
     ),
     fault(
-        "warps merged without their maxima", "merge", "const float factor = exp2_fast(softmax.top[n][e] - top);",
-        "const float factor = 1.0f;", VALUE, NEEDLE, file=RESULT,
+        "warps merged without their maxima", "merge", "const float factor = exp2_fast(softmax.top[n][e] - top) *",
+        "const float factor =", VALUE, NEEDLE, file=RESULT,
     ),
     fault(
         "splits merged without their maximum", "merge", "weight[k] = exp2_fast(weight[k] - safe_top);",
