@@ -191,34 +191,34 @@ def test_a_replay_counts_what_a_hand_can_count() -> None:
     assert result.utilisation == pytest.approx(np.mean([1026, 1027, 1028]) / 1536)
 
 
-def shortened(factor: int, blocks: int, arrivals: Arrivals) -> ReplaySettings:
+def shortened(factor: int, block_size: int, blocks: int, arrivals: Arrivals) -> ReplaySettings:
     """Of a replay of a trace scaled by `factor` that takes as many blocks and seconds as the whole one."""
     whole = ReplaySettings()
+    budget = whole.token_budget // factor
     return ReplaySettings(
-        blocks, whole.block_size // factor, whole.max_num_seqs, whole.token_budget // factor, arrivals=arrivals,
+        blocks, block_size // factor, min(budget, whole.max_num_seqs), budget, arrivals=arrivals,
         step_s=whole.step_s * factor, token_s=whole.token_s * factor, context_token_s=whole.context_token_s * factor,
     )  # fmt: skip
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "factor", "arrivals", "blocks"),
-    [  # once and twice the longest request, 64 mean requests, and more than ever run
-        (AZURE_CONVERSATION.name, 16, Arrivals.SATURATED, (1762, 5509, 28192)),
-        (AZURE_CONVERSATION.name, 16, Arrivals.TRACE, (1762, 5509)),
-        (AZURE_CODE.name, 4, Arrivals.SATURATED, (980, 8096, 15680)),
-        (AZURE_CODE.name, 4, Arrivals.TRACE, (980, 8096)),
-        (MOONCAKE_CONVERSATION.name, 16, Arrivals.SATURATED, (7908, 50_000)),
-        (MOONCAKE_CONVERSATION.name, 16, Arrivals.TRACE, (50_000,)),
+    ("name", "factor", "block_size", "arrivals", "blocks"),
+    [  # pools of two and eight of the longest requests
+        (AZURE_CONVERSATION.name, 32, 64, Arrivals.SATURATED, (440, 1760)),
+        (AZURE_CONVERSATION.name, 64, 64, Arrivals.TRACE, (440,)),
+        (AZURE_CODE.name, 8, 64, Arrivals.SATURATED, (250, 1000)),
+        (AZURE_CODE.name, 8, 64, Arrivals.TRACE, (250,)),
+        (MOONCAKE_CONVERSATION.name, 32, 256, Arrivals.SATURATED, (1000, 4000)),
     ],
 )
 def test_the_generator_stands_in_for_the_file(
-    name: str, factor: int, arrivals: Arrivals, blocks: tuple[int, ...]
+    name: str, factor: int, block_size: int, arrivals: Arrivals, blocks: tuple[int, ...]
 ) -> None:
     """Within 10 %, for traces of shortened requests; `pagedtune replay --against-generator` compares whole ones."""
     file, generated = (trace.scaled(factor) for trace in (public(name), generate_trace(TABLES[name])))
     for size in blocks:
-        settings = shortened(factor, size, arrivals)
+        settings = shortened(factor, block_size, size, arrivals)
         figures = compare(replay(file, settings), replay(generated, settings))
         assert all(figure.agrees for figure in figures), (size, figures)
 
