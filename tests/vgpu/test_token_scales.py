@@ -15,9 +15,10 @@ from pagedtune.kernels.catalogue import find_variant
 from pagedtune.kernels.dtypes import DType
 from pagedtune.kernels.pool_format import Layout, PoolFormat, ScaleKind
 from pagedtune.kernels.problem import Problem
+from pagedtune.runtime.host_pool import HostPool
 from pagedtune.runtime.kv_cache import KVCache
 from pagedtune.runtime.launch_group import pool_tensors
-from pagedtune.runtime.swap import HostPool, copy_blocks
+from pagedtune.runtime.swap import copy_blocks
 
 PROBLEM, TOKENS = Problem(4, 2, 64), 40
 FORMATS = [
