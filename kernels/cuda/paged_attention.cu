@@ -76,7 +76,7 @@ extern "C" __global__ void __launch_bounds__(32 * PT_WARPS) attention_paged(
     if (PT_HAS_SCALES) { score_scale *= k_scale[kv_head * PT_SCALE_STRIDE]; value_scale = v_scale[kv_head * PT_SCALE_STRIDE]; }
     if (PT_HAS_ALIBI) slope = alibi_slopes[head];
 
-    float top = -PT_INFINITY, total = 0.0f, acc[STEPS_V][CV];
+    float top = -PT_INFINITY, total = 0.0f, lost = 0.0f, acc[STEPS_V][CV];
 #pragma unroll
     for (int s = 0; s < STEPS_V; ++s)
 #pragma unroll
@@ -106,7 +106,11 @@ extern "C" __global__ void __launch_bounds__(32 * PT_WARPS) attention_paged(
             score *= LOG2E;
             const float new_top = fmaxf(top, score), shrink = exp2f(top - new_top), p = exp2f(score - new_top);
             top = new_top;
-            total = total * shrink + p;
+            // One sum over a whole context: without what each addition lost, thousands of small weights would drift.
+            total *= shrink;
+            const float added = p - lost * shrink, sum = total + added;
+            lost = (sum - total) - added;
+            total = sum;
             const float weight = PT_TOKEN_SCALES ? p * v_scale[block * v_scale_block + kv_head * v_scale_head + slot] : p;
             const KV* v_row = v_cache + block * v_block + slot * v_slot + kv_head * v_head;
 #pragma unroll

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pagedtune.harness.case import Case, Hazard
+from pagedtune.harness.case import Case, Family, Hazard
 from pagedtune.harness.verdicts import Check
 from pagedtune.kernels.dtypes import DType
 from pagedtune.kernels.pool_format import Layout, ScaleKind
@@ -35,7 +35,11 @@ CUDA_PAGED_FAULTS = (
     fault(
         "query heads interleaved over KV heads", "GQA map", "head / PT_GROUP", "head % (gridDim.y / PT_GROUP)", VALUE,
     ),
-    fault("total not rescaled", "online softmax", "total = total * shrink + p", "total = total + p", VALUE),
+    fault("total not rescaled", "online softmax", "total *= shrink;", "", VALUE),
+    GpuFault(
+        "what additions lose is forgotten", "long sums", "p - lost * shrink", "p", VALUE,
+        gpu_case((8209,), family=Family.NEEDLE, heads=(2, 1, 64)), {"num_warps": 1},
+    ),
     fault("sum not rescaled", "online softmax", "acc[s][k] * shrink + weight", "acc[s][k] + weight", VALUE),
     fault("softmax scale dropped", "scale", "score_scale = scale,", "score_scale = 1.0f,", VALUE),
     fault("K scale for V", "scale swapped", "value_scale = v_scale[", "value_scale = k_scale[", VALUE, FP8),
