@@ -89,10 +89,11 @@ class Crew:
         device: what the variants run on.
         jobs: how many run at once.
         timeout_s: how long one case, or the listing of one variant, may take, in seconds.
+        code: whether each GPU kernel must also be assembled to machine code, which the virtual GPU does not run.
     """
 
-    def __init__(self, device: Device, jobs: int, timeout_s: float) -> None:
-        self._device, self._timeout_s = device, timeout_s
+    def __init__(self, device: Device, jobs: int, timeout_s: float, code: bool = True) -> None:
+        self._device, self._timeout_s, self._code = device, timeout_s, code
         self._workers = [Worker(PRELOAD, environment=PATIENT) for _ in range(jobs)]
         self._idle: SimpleQueue[Worker] = SimpleQueue()
         for worker in self._workers:
@@ -179,6 +180,7 @@ class Crew:
             "config": one.config,
             "case": to_jsonable(one.case),
             "device": to_jsonable(self._device),
+            "code": self._code,
         }
         try:
             found = worker.call(CASE_JOB, payload, self._timeout_s)

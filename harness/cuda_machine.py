@@ -58,6 +58,8 @@ class CudaMachine:
         LaunchError: the driver refuses a binary.
     """
 
+    repeats = 2
+
     def __init__(self, artifacts: Sequence[Artifact], context: CudaContext) -> None:
         self._context = context
         self._artifacts = tuple(artifacts)

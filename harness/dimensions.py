@@ -86,8 +86,7 @@ SHAPES = (
 # On a GPU three dimensions: a kernel is compiled for each case anyway, so that every pair of them is tried as well.
 HEADS = ((4, 4), (8, 4), (9, 3), (8, 2), (5, 1), (12, 2), (14, 2), (8, 1), (16, 1), (71, 1))
 HEAD_DIMS = (
-    (128, 128), (64, 64), (96, 96), (256, 256), (80, 80), (112, 112), (192, 128), (72, 72), (64, 128), (128, 64),
-    (65, 33),
+    (128, 128), (64, 64), (96, 96), (256, 256), (80, 80), (112, 112), (192, 128), (72, 72), (64, 128), (65, 33),
 )  # fmt: skip
 # Of dtypes that cover as much, the first is taken: int8 before e4m3, since scales of tokens are made for it above all.
 DTYPES = (
@@ -117,6 +116,10 @@ QUANTISED_CACHE_SHAPES = (
     Shape(3, 1, 80, 48, FP32, DType.FP8_E4M3),
     Shape(2, 1, 65, 33, BF16, DType.INT8),
 )
+# What only moves blocks or tokens knows no query dtype, and every pair of these costs no more than a pool of each.
+MOVED_HEADS = ((8, 2), (9, 3), (4, 4), (2, 1))
+MOVED_HEAD_DIMS = ((128, 128), (64, 64), (80, 80), (192, 128), (72, 72), (64, 128), (65, 33), (96, 96))
+MOVED_DTYPES = tuple((BF16, dtype) for dtype in (BF16, FP16, FP32, DType.FP8_E4M3, DType.INT8))
 TINY_SHAPES = (SHAPES[3], SHAPES[4], SHAPES[9], SHAPES[2])
 # Of real models, heads per rank: llama-3-8b, llama-3-70b at TP 8, qwen2.5-7b, a head dim of 256 and one of 96,
 # smollm2-135m.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 from pagedtune.kernels.bounds import Bucket
+from pagedtune.kernels.cubin import ptx_is_enough
 from pagedtune.kernels.device import Device, DeviceKind
 from pagedtune.kernels.pool_format import PoolFormat
 from pagedtune.kernels.problem import Problem
@@ -24,9 +26,11 @@ _PASSED: dict[tuple[str, str, Device, Case], CaseResult] = {}
 
 
 def check_case(payload: dict[str, Any]) -> dict[str, Any]:
-    """Runs one case: payload `variant`, `config`, `case`, `device`; a `CaseResult` comes back."""
+    """Runs one case: payload `variant`, `config`, `case`, `device`, and whether the build must give machine code
+    (`code`) or just what the virtual GPU runs; a `CaseResult` comes back."""
     variant, config, device = _candidate(payload)
-    return _jsonable(run_case(variant, config, from_jsonable(Case, payload["case"]), device))
+    with nullcontext() if payload["code"] else ptx_is_enough():
+        return _jsonable(run_case(variant, config, from_jsonable(Case, payload["case"]), device))
 
 
 def check_candidate(payload: dict[str, Any]) -> list[dict[str, Any]]:

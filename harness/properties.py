@@ -13,8 +13,6 @@ from .memory import Poison, bits
 from .runs import Run, Runner
 from .verdicts import Check, Fault
 
-REPEATS = 2  # beyond the first launch and its repetition by the gate
-
 
 def check_graph_safe(plan: LaunchPlan) -> None:
     """Raises Fault if the plan calls back into the host: nothing that does can be captured."""
@@ -37,8 +35,8 @@ def check_deterministic(runs: Sequence[Run]) -> None:
 
 
 def repeats(runner: Runner, run: Run) -> list[Run]:
-    """More launches on the tensors of `run`."""
-    return [runner.again(run) for _ in range(REPEATS)]
+    """More launches on the tensors of `run`, as many as tell something on the machine."""
+    return [runner.again(run) for _ in range(runner.machine.repeats)]
 
 
 def check_batch_invariant(runner: Runner, run: Run) -> None:

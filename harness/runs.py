@@ -53,7 +53,7 @@ class Runner:
 
     def __init__(self, case: Case, plan: LaunchPlan, machine: Machine, source: Source) -> None:
         self.case, self.plan = case, plan
-        self._machine, self._source = machine, source
+        self.machine, self._source = machine, source
 
     def first(self, poison: Poison, sequences: Sequence[int] | None = None) -> Run:
         """Binds fresh tensors and launches.
@@ -64,7 +64,7 @@ class Runner:
         inputs = self._source.make(self.plan, poison, sequences)
         before = inputs.snapshot()
         inputs.freeze()
-        launch = self._machine.prepare(self.plan, inputs)
+        launch = self.machine.prepare(self.plan, inputs)
         label = f"{poison} poison" if sequences is None else f"{poison} poison, sequences {list(sequences)} alone"
         if Hazard.REPLAY in self.case.hazards:
             self._launch_others(inputs, launch)

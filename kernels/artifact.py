@@ -18,6 +18,7 @@ class ArtifactKind(StrEnum):
     """What the binary is."""
 
     CUBIN = "cubin"  # with the PTX it was assembled from
+    PTX = "ptx"  # not assembled: what the virtual GPU runs, and no device
     NATIVE = "native"  # a shared library for the CPU
 
 
@@ -57,7 +58,7 @@ class Artifact:
         target: what it was built for, e.g. `sm_90` or `x86_64`.
         abi: calling convention by entry symbol.
         resources: by entry symbol (empty for a native library).
-        ptx_path: for a cubin, the PTX that it was assembled from.
+        ptx_path: for a cubin, the PTX that it was assembled from; for PTX alone, the same as `path`.
         compiler: compiler and version.
         flags: flags that it was given.
     """

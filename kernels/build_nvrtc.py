@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .artifact import Artifact, KernelAbi, content_key
-from .cubin import Compiled, find_cached, store
+from .cubin import Compiled, find_cached, needs_code, store
 from .variant import BuildError
 
 BASE_FLAGS = ("--std=c++17", "--fmad=true", "--relocatable-device-code=false")
@@ -36,7 +36,8 @@ class CudaKernel:
 
 
 def build_nvrtc(kernel: CudaKernel, capability: int) -> Artifact:
-    """The cubin and PTX of a CUDA source, both from one compile, from the cache if its content key is there.
+    """The cubin and PTX of a CUDA source, both from one compile, from the cache if its content key is there. Where the
+    PTX is enough (`cubin.ptx_is_enough`), the same PTX alone.
 
     Raises:
         BuildError: NVRTC is missing or refused the source; the message carries its log.
@@ -59,6 +60,8 @@ def build_nvrtc(kernel: CudaKernel, capability: int) -> Artifact:
     cached = find_cached(kernel.source.stem, key)
     if cached is not None:
         return cached
+    if not needs_code():
+        flags = (f"--gpu-architecture=compute_{capability}", *flags[1:])
     ptx, cubin = _compile(nvrtc, kernel, texts, flags)
     compiled = Compiled(cubin, ptx, compiler, flags, f"sm_{capability}", kernel.abi, shared)
     return store(kernel.source.stem, key, compiled)
@@ -124,7 +127,8 @@ def _compile(nvrtc: Any, kernel: CudaKernel, texts: Mapping[str, str], flags: Se
             _call(nvrtc, nvrtc.nvrtcGetProgramLog(program, log))
             tail = "\n".join(log.decode(errors="replace").strip("\0 ").splitlines()[-20:])
             raise BuildError(f"{name} does not compile ({status.name}):\n{tail}")
-        return _output(nvrtc, program, "PTX").rstrip(b"\0").decode(), _output(nvrtc, program, "CUBIN")
+        cubin = _output(nvrtc, program, "CUBIN") if needs_code() else b""
+        return _output(nvrtc, program, "PTX").rstrip(b"\0").decode(), cubin
     finally:
         nvrtc.nvrtcDestroyProgram(program)
 

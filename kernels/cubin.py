@@ -8,7 +8,9 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,9 +26,28 @@ _SYSTEM_SHARED = 1024
 _CTYPES = {"u64": CType.I64, "s64": CType.I64, "b64": CType.I64, "f32": CType.F32}
 
 
+_PTX_IS_ENOUGH: ContextVar[bool] = ContextVar("ptx_is_enough", default=False)
+
+
+@contextmanager
+def ptx_is_enough() -> Iterator[None]:
+    """Builds within need no machine code, because only the virtual GPU will run them: a compiler that can leave it out
+    saves half of its time. What is in the cache is taken as it is."""
+    token = _PTX_IS_ENOUGH.set(True)
+    try:
+        yield
+    finally:
+        _PTX_IS_ENOUGH.reset(token)
+
+
+def needs_code() -> bool:
+    """Whether a build must give machine code too."""
+    return not _PTX_IS_ENOUGH.get()
+
+
 @dataclass(frozen=True)
 class Compiled:
-    """What a compiler gave: the binary, its PTX, and what it was told."""
+    """What a compiler gave: the binary (empty where the PTX is enough), its PTX, and what it was told."""
 
     cubin: bytes
     ptx: str
@@ -44,13 +65,25 @@ def paths_of(name: str, key: str) -> tuple[Path, Path, Path]:
 
 
 def find_cached(name: str, key: str) -> Artifact | None:
-    """The artifact of a key, None if it is not in the cache. The description is written last: it vouches for all."""
+    """The artifact of a key, None if it is not in the cache; where the PTX is enough, that one will do."""
+    found = _cached(name, key)
+    return found if found is not None or needs_code() else _cached(name, _ptx_key(key))
+
+
+def _ptx_key(key: str) -> str:
+    return f"{key}-ptx"
+
+
+def _cached(name: str, key: str) -> Artifact | None:
+    """The description is written last: it vouches for all."""
     cubin, ptx, description = paths_of(name, key)
     try:
         data = json.loads(description.read_text())
     except (OSError, ValueError):
         return None
-    if not (cubin.exists() and ptx.exists()):
+    kind = ArtifactKind(data.get("kind", ArtifactKind.CUBIN))
+    binary = cubin if kind is ArtifactKind.CUBIN else ptx
+    if not (binary.exists() and ptx.exists()):
         return None
     abi = {
         entry: KernelAbi(
@@ -60,7 +93,7 @@ def find_cached(name: str, key: str) -> Artifact | None:
     }
     resources = {entry: Resources(**r) for entry, r in data["resources"].items()}
     compiler, flags = data["compiler"], tuple(data["flags"])
-    return Artifact(ArtifactKind.CUBIN, cubin, key, data["target"], abi, resources, ptx, compiler, flags)
+    return Artifact(kind, binary, key, data["target"], abi, resources, ptx, compiler, flags)
 
 
 def store(name: str, key: str, compiled: Compiled) -> Artifact:
@@ -69,7 +102,10 @@ def store(name: str, key: str, compiled: Compiled) -> Artifact:
     Raises:
         OSError: the cache cannot be written.
     """
+    kind = ArtifactKind.CUBIN if compiled.cubin else ArtifactKind.PTX
+    key = key if compiled.cubin else _ptx_key(key)
     cubin, ptx, description = paths_of(name, key)
+    binary = cubin if compiled.cubin else ptx
     resources = read_resources(compiled.cubin, compiled.dynamic_shared, compiled.target)
     data = {
         "abi": {
@@ -84,27 +120,27 @@ def store(name: str, key: str, compiled: Compiled) -> Artifact:
         "compiler": compiled.compiler,
         "flags": list(compiled.flags),
         "target": compiled.target,
+        "kind": kind,
     }
-    publish(compiled.cubin, cubin)
+    if compiled.cubin:
+        publish(compiled.cubin, cubin)
     publish(compiled.ptx.encode(), ptx)
     publish(json.dumps(data, sort_keys=True, indent=1).encode(), description)
     abi = compiled.abi
-    return Artifact(
-        ArtifactKind.CUBIN, cubin, key, compiled.target, abi, resources, ptx, compiled.compiler, compiled.flags
-    )
+    return Artifact(kind, binary, key, compiled.target, abi, resources, ptx, compiled.compiler, compiled.flags)
 
 
 def read_resources(cubin: bytes, dynamic_shared: Mapping[str, int], target: str = "") -> dict[str, Resources]:
     """Registers, shared memory and stack of each entry, by `cuobjdump`; dynamic shared memory comes from the compiler.
 
     The kilobyte that the system keeps of each block's shared memory is not part of the static one, although the tool
-    counts it in from sm_90 on. Without the tool only the dynamic shared memory is known.
+    counts it in from sm_90 on. Without the tool, or a binary, only the dynamic shared memory is known.
     """
     digits = "".join(c for c in target if c.isdigit())
     system = _SYSTEM_SHARED if digits and int(digits) >= 90 else 0
     tool = find_cuda_tool("cuobjdump")
     text = ""
-    if tool is not None:
+    if tool is not None and cubin:
         with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
             file.write(cubin)
             file.flush()

@@ -112,7 +112,7 @@ def check(
 def run_check(request: Request) -> int:
     """Lists, runs, shows and writes; the exit code."""
     started = time.monotonic()
-    with Crew(request.device, request.jobs, request.timeout_s) as crew:
+    with Crew(request.device, request.jobs, request.timeout_s, code=request.level is Level.PRODUCTION) as crew:
         listings = _listings(request, crew)
         planned = [one for listing in listings for one in listing.planned]
         order = {id(one): index for index, one in enumerate(planned)}

@@ -121,8 +121,8 @@ class VirtualGpu:
             self._load(artifact)
 
     def _load(self, artifact: Artifact) -> None:
-        if artifact.kind is not ArtifactKind.CUBIN or artifact.ptx_path is None:
-            raise ValueError(f"{artifact.path} has no PTX: the virtual GPU runs cubins with the PTX they come from")
+        if artifact.kind is ArtifactKind.NATIVE or artifact.ptx_path is None:
+            raise ValueError(f"{artifact.path} has no PTX, and the virtual GPU runs nothing else")
         ptx = artifact.ptx_path.read_text()
         for entry, abi in artifact.abi.items():
             program = load_program(ptx, entry)

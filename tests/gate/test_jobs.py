@@ -40,7 +40,7 @@ def through_json(value: Any) -> Any:
 
 
 def test_check_case() -> None:
-    payload = through_json({**COMMON, "variant": "eager", "case": to_jsonable(make_case((17, 0)))})
+    payload = through_json({**COMMON, "variant": "eager", "code": True, "case": to_jsonable(make_case((17, 0)))})
     result = from_jsonable(CaseResult, through_json(check_case(payload)))
     assert result.passed, result.reason
     assert result.duration_s > 0
