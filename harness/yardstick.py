@@ -31,7 +31,7 @@ class Yardstick:
         scale: [num_tokens, num_q_heads], signed: by how much the emulation is too large along the exact output.
         score_step: like `out`: at most what one rounding step of each score, in the dtype of the sums, does to the
             output. Where two keys compete, the emulation may round them luckily and the kernel not.
-        lse_step: like `lse`: one such rounding step of the row's largest score, cap aside.
+        lse_step: like `lse`: one such rounding step of the row's largest score (or sum on the way to one), cap aside.
     """
 
     out: np.ndarray
@@ -144,7 +144,11 @@ def _scores(
     data: AttentionData, seq: int, rows: slice, context_len: int, numerics: Numerics
 ) -> tuple[torch.Tensor, _Values, torch.Tensor]:
     """fp32 scores [num_kv_heads, ratio, query_len, n], -inf where not visible, V, and the largest magnitude of a score
-    in each row, cap aside; of the n tokens that some query of the sequence sees."""
+    in each row, cap aside; of the n tokens that some query of the sequence sees.
+
+    Where the terms of a score cancel, its sum is still rounded in steps of what it passed through: about the norm of
+    its terms, which then counts as its magnitude.
+    """
     problem, query_len = data.problem, rows.stop - rows.start
     first = 0
     if problem.window is not None:
@@ -155,7 +159,9 @@ def _scores(
     grouped = q.reshape(query_len, problem.num_kv_heads, problem.gqa_ratio, -1).permute(1, 2, 0, 3)
     raw = torch.matmul(grouped, keys.to(accumulate).permute(1, 2, 0)[:, None])
     scores = _rounded(raw, numerics.scores).float() * problem.softmax_scale
-    size = torch.cat((scores.abs(), torch.ones(*scores.shape[:3], 1)), dim=-1).amax(dim=-1, keepdim=True)
+    squares = torch.matmul(grouped.square(), keys.to(accumulate).square().permute(1, 2, 0)[:, None])
+    passed = squares.float().sqrt() * abs(problem.softmax_scale)
+    size = torch.cat((scores.abs(), passed, torch.ones(*scores.shape[:3], 1)), dim=-1).amax(dim=-1, keepdim=True)
     if problem.soft_cap is not None:
         scores = problem.soft_cap * torch.tanh(scores / problem.soft_cap)
     position = torch.arange(context_len - query_len, context_len)
