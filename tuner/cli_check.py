@@ -64,7 +64,13 @@ def check(
     device: Annotated[
         str | None, typer.Option(help="cpu (the default), or a GPU of configs/gpus: it need not be here")
     ] = None,
-    cases: Annotated[str, typer.Option(help="how much to run: tiny, corner or production")] = "corner",
+    cases: Annotated[
+        str,
+        typer.Option(
+            help="how much to run: tiny (seconds), corner (every pair of what a case can have) or production (longer "
+            "contexts; on a GPU also every corner of the config spaces, and machine code)"
+        ),
+    ] = "corner",
     op: Annotated[str | None, typer.Option(help="only variants of this op, e.g. attention")] = None,
     only: Annotated[
         list[str] | None, typer.Option(help="only the case with this key, or those whose key contains this text")
