@@ -6,31 +6,22 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
 from .artifact import Artifact
 from .bounds import Bounds
 from .device import Device, DeviceKind
 from .dtypes import DType
-from .launch import KernelStep, LaunchPlan, MemsetStep, Step, WorkspaceSpec
-from .native_args import abi_of
+from .launch import KernelStep, LaunchPlan
 from .pool_format import Layout, PoolFormat
 from .problem import Problem
-from .slots import batch_limits
 from .split_defaults import SplitShape, default_splits
+from .split_launch import Merge, has_merge_kernel, merge_abi, merge_scratch_bytes, split_plan
 from .split_mma_plan import (
     COPY_BYTES,
-    MERGE_KERNELS,
     CudaSplitMmaConfig,
-    Merge,
     defines,
     flight_bytes,
     live_splits,
-    merge_args,
-    merge_code,
-    merge_step,
     num_chunks,
-    scratch_bytes,
     shared_bytes,
     slots_of,
     split_abi,
@@ -114,9 +105,9 @@ class CudaSplitMma(Variant):
         config = _own(config)
         shared = {"attention_split": shared_bytes(problem, pool_format, config)}
         abi = {"attention_split": split_abi(problem, pool_format, config)}
-        if merge_code(config) in MERGE_KERNELS:
-            shared["attention_merge"] = scratch_bytes(problem)
-            abi["attention_merge"] = abi_of(merge_args(problem, config, Bounds(1, 1)))
+        if has_merge_kernel(config):
+            shared["attention_merge"] = merge_scratch_bytes(problem)
+            abi["attention_merge"] = merge_abi(problem, config)
         includes = tuple(SOURCE.parent / name for name in INCLUDES)
         kernel = CudaKernel(SOURCE, abi, includes, defines(problem, pool_format, config), shared)
         return (build_nvrtc(kernel, device.capability),)
@@ -137,18 +128,7 @@ class CudaSplitMma(Variant):
             (32 * config.num_warps, 1, 1),
             shared_bytes=shared_bytes(problem, pool_format, config),
         )
-        steps: tuple[Step, ...] = (split,)
-        workspaces: dict[str, WorkspaceSpec] = {}
-        if splits > 1:
-            rows = (bounds.max_num_tokens, problem.num_q_heads, splits)
-            workspaces["partial_out"] = WorkspaceSpec(torch.float32, (*rows, problem.head_dim_v), partial_of="out")
-            workspaces["partial_lse"] = WorkspaceSpec(torch.float32, rows, partial_of="lse")
-        if splits > 1 and merge_code(config) in MERGE_KERNELS:
-            steps = (split, merge_step(problem, config, bounds))
-        elif splits > 1:
-            workspaces["arrivals"] = WorkspaceSpec(torch.int32, (blocks,))
-            steps = (MemsetStep("arrivals"), split)
-        return LaunchPlan(steps, slots_of(problem, pool_format), workspaces, batch_limits(bounds))
+        return split_plan(split, problem, config, bounds, splits, slots_of(problem, pool_format))
 
 
 def _own(config: Config) -> CudaSplitMmaConfig:

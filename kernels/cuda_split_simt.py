@@ -6,30 +6,22 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
 from .artifact import Artifact
 from .bounds import Bounds
 from .device import Device, DeviceKind
-from .launch import KernelStep, LaunchPlan, MemsetStep, Step, WorkspaceSpec
-from .native_args import abi_of
+from .launch import KernelStep, LaunchPlan
 from .pool_format import Layout, PoolFormat
 from .problem import Problem
-from .slots import batch_limits
 from .split_defaults import SplitShape, default_splits
-from .split_mma_plan import Merge
+from .split_launch import Merge, has_merge_kernel, merge_abi, merge_scratch_bytes, split_plan
 from .split_simt_plan import (
     CODES,
     PIECE_BYTES,
     CudaSplitSimtConfig,
     defines,
-    has_merge_kernel,
     live_splits,
-    merge_args,
-    merge_step,
     num_chunks,
     num_rows,
-    scratch_bytes,
     slots_of,
     split_abi,
     split_args,
@@ -109,8 +101,8 @@ class CudaSplitSimt(Variant):
         abi = {"attention_split": split_abi(problem, pool_format, config)}
         shared = {}
         if has_merge_kernel(config):
-            shared["attention_merge"] = scratch_bytes(problem)
-            abi["attention_merge"] = abi_of(merge_args(problem, pool_format, config, Bounds(1, 1)))
+            shared["attention_merge"] = merge_scratch_bytes(problem)
+            abi["attention_merge"] = merge_abi(problem, config)
         includes = tuple(SOURCE.parent / name for name in INCLUDES)
         kernel = CudaKernel(SOURCE, abi, includes, defines(problem, pool_format, config), shared)
         return (build_nvrtc(kernel, device.capability),)
@@ -127,18 +119,7 @@ class CudaSplitSimt(Variant):
         splits = live_splits(problem, pool_format, config, bounds)
         args = split_args(problem, pool_format, config, bounds)
         split = KernelStep("attention_split", (blocks, splits, 1), args, (32 * config.num_warps, 1, 1))
-        rows = (bounds.max_num_tokens, problem.num_q_heads, splits)
-        steps_: tuple[Step, ...] = (split,)
-        workspaces: dict[str, WorkspaceSpec] = {}
-        if splits > 1:
-            workspaces["partial_out"] = WorkspaceSpec(torch.float32, (*rows, problem.head_dim_v), partial_of="out")
-            workspaces["partial_lse"] = WorkspaceSpec(torch.float32, rows, partial_of="lse")
-        if splits > 1 and has_merge_kernel(config):
-            steps_ = (split, merge_step(problem, pool_format, config, bounds))
-        elif splits > 1:
-            workspaces["arrivals"] = WorkspaceSpec(torch.int32, (blocks,))
-            steps_ = (MemsetStep("arrivals"), split)
-        return LaunchPlan(steps_, slots_of(problem, pool_format), workspaces, batch_limits(bounds))
+        return split_plan(split, problem, config, bounds, splits, slots_of(problem, pool_format))
 
 
 def _own(config: Config) -> CudaSplitSimtConfig:

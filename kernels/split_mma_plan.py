@@ -3,30 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 
 from .artifact import KernelAbi
 from .bounds import Bounds
 from .dtypes import DType
-from .launch import Arg, CType, KernelStep, LaunchAttributes, ScalarArg, SizeArg, SlotSpec, StrideArg
-from .native_args import abi_of, f32, i64, pointers, scale_stride, strides, token_scale_strides
+from .launch import Arg, SlotSpec, StrideArg
+from .native_args import abi_of, scale_stride
 from .pool_format import SCALE_BYTES, PoolFormat
 from .problem import Problem
 from .slots import aligned, attention_slots
+from .split_launch import Merge, merge_code, split_arguments
 from .variant import Config
 
 OUTPUT_REGISTERS = 128  # of a thread, at most, for the output of all rows of a block
-MERGE_WARPS = 8
 _CODES = {DType.BF16: 1, DType.FP16: 2, DType.FP8_E4M3: 3, DType.INT8: 4}
 COPY_BYTES, QUERY_BYTES = 16, 4
-
-
-class Merge(StrEnum):
-    """Who merges the splits of a row."""
-
-    KERNEL = "kernel"  # a second launch
-    EARLY_KERNEL = "early_kernel"  # a second launch that starts early and waits for the first (compute capability 9.0)
-    LAST_BLOCK = "last_block"  # the last block of the row to arrive
 
 
 @dataclass(frozen=True)
@@ -97,20 +88,6 @@ def flight_bytes(problem: Problem, pool_format: PoolFormat, config: CudaSplitMma
     return (config.num_stages - 1) * config.tile_tokens * dims * pool_format.kv_dtype.itemsize
 
 
-def scratch_bytes(problem: Problem) -> int:
-    """Dynamic shared memory of a block of the merge kernel: one output row per warp."""
-    return MERGE_WARPS * problem.head_dim_v * 4
-
-
-_MERGE_CODES = {Merge.KERNEL.value: 1, Merge.LAST_BLOCK.value: 2, Merge.EARLY_KERNEL.value: 3}
-MERGE_KERNELS = (1, 3)
-
-
-def merge_code(config: CudaSplitMmaConfig) -> int:
-    """`PT_MERGE`: 0 where there is one split."""
-    return 0 if config.num_splits == 1 else _MERGE_CODES[config.merge]
-
-
 def defines(problem: Problem, pool_format: PoolFormat, config: CudaSplitMmaConfig) -> dict[str, int | str]:
     """The kernels' compile-time definitions: all that the binary depends on."""
     return {
@@ -142,41 +119,12 @@ def slots_of(problem: Problem, pool_format: PoolFormat) -> dict[str, SlotSpec]:
     return aligned(attention_slots(problem, pool_format), align)
 
 
-_POINTERS = (
-    "out", "q", "k_cache", "v_cache", "block_table", "context_lens", "query_start_loc", "sinks", "alibi_slopes",
-    "k_scale", "v_scale", "lse",
-)  # fmt: skip
-
-
 def split_args(
     problem: Problem, pool_format: PoolFormat, config: CudaSplitMmaConfig, bounds: Bounds
 ) -> tuple[Arg, ...]:
-    """Arguments of the split kernel; what a plan without a merge does not need is null."""
-    k, v = pool_format.k_axes, pool_format.v_axes
-    split = live_splits(problem, config, bounds) > 1
-    partials: tuple[Arg, ...] = (
-        *(pointers("partial_out", "partial_lse") if split else _null(2)),
-        *(pointers("arrivals") if split and config.merge == Merge.LAST_BLOCK else _null(1)),
-    )
-    return (
-        *pointers(*_POINTERS),
-        *partials,
-        *strides("q", (0, 1)),
-        *strides("k_cache", (k.block, k.slot, k.head)),
-        *strides("v_cache", (v.block, v.slot, v.head)),
-        *strides("out", (0, 1)),
-        StrideArg("lse", 0),
-        StrideArg("block_table", 0),
-        SizeArg("context_lens", 0),
-        *i64(problem.num_kv_heads, num_chunks(problem, bounds), config.num_splits, config.split_tokens),
-        *i64(live_splits(problem, config, bounds)),
-        *f32(problem.softmax_scale, problem.soft_cap or 0.0),
-        *token_scale_strides(pool_format),
-    )
-
-
-def _null(count: int) -> tuple[Arg, ...]:
-    return (ScalarArg(0, CType.POINTER),) * count
+    """Arguments of the split kernel."""
+    chunks, splits = num_chunks(problem, bounds), live_splits(problem, config, bounds)
+    return split_arguments(problem, pool_format, config, chunks, splits)
 
 
 def split_abi(problem: Problem, pool_format: PoolFormat, config: CudaSplitMmaConfig) -> KernelAbi:
@@ -187,25 +135,3 @@ def split_abi(problem: Problem, pool_format: PoolFormat, config: CudaSplitMmaCon
     units = {"q": QUERY_BYTES // problem.q_dtype.itemsize, "k_cache": elements, "v_cache": elements}
     align |= {k: units[arg.slot] for k, arg in enumerate(args) if isinstance(arg, StrideArg) and arg.slot in units}
     return KernelAbi(abi_of(args).arg_types, align)
-
-
-def merge_args(problem: Problem, config: CudaSplitMmaConfig, bounds: Bounds) -> tuple[Arg, ...]:
-    """Arguments of the merge kernel."""
-    return (
-        *pointers("out", "lse", "partial_out", "partial_lse", "context_lens", "query_start_loc", "sinks"),
-        *strides("out", (0, 1)),
-        StrideArg("lse", 0),
-        SizeArg("context_lens", 0),
-        *i64(problem.num_q_heads, bounds.max_query_len, config.num_splits, config.split_tokens),
-        *i64(live_splits(problem, config, bounds)),
-    )
-
-
-def merge_step(problem: Problem, config: CudaSplitMmaConfig, bounds: Bounds) -> KernelStep:
-    """Launch of the merge kernel: a block per query token and head, a warp for every 4 splits up to 8."""
-    warps = min(MERGE_WARPS, -(-live_splits(problem, config, bounds) // 4))
-    grid = (bounds.max_num_tokens * problem.num_q_heads, 1, 1)
-    args = merge_args(problem, config, bounds)
-    attributes = LaunchAttributes(programmatic_dependent_launch=config.merge == Merge.EARLY_KERNEL)
-    scratch = scratch_bytes(problem)
-    return KernelStep("attention_merge", grid, args, (32 * warps, 1, 1), shared_bytes=scratch, attributes=attributes)

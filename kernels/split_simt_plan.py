@@ -7,24 +7,18 @@ from dataclasses import dataclass
 from .artifact import KernelAbi
 from .bounds import Bounds
 from .dtypes import DType
-from .launch import Arg, CType, KernelStep, LaunchAttributes, ScalarArg, SizeArg, SlotArg, SlotSpec, StrideArg
-from .native_args import abi_of, f32, i64, pointers, scale_stride, strides, token_scale_strides
+from .launch import Arg, SlotArg, SlotSpec
+from .native_args import abi_of, scale_stride
 from .pool_format import PoolFormat
 from .problem import Problem
 from .slots import aligned, attention_slots
-from .split_mma_plan import Merge
+from .split_launch import Merge, merge_code, split_arguments
 from .variant import Config
 
 PIECE_BYTES = 16  # of one load
 ROW_FLOATS = 128  # floats of queries and outputs that a thread has registers for
 LANE_CHOICES = (8, 4)  # of one key: 128 bytes of a row at once, or 64 where that leaves fewer lanes idle
-MERGE_WARPS = 8
 CODES = {DType.FP32: 0, DType.BF16: 1, DType.FP16: 2, DType.FP8_E4M3: 3, DType.INT8: 4}
-_MERGE_CODES = {Merge.KERNEL.value: 1, Merge.LAST_BLOCK.value: 2, Merge.EARLY_KERNEL.value: 3}
-_POINTERS = (
-    "out", "q", "k_cache", "v_cache", "block_table", "context_lens", "query_start_loc", "sinks", "alibi_slopes",
-    "k_scale", "v_scale", "lse",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -97,16 +91,6 @@ def live_splits(problem: Problem, pool_format: PoolFormat, config: CudaSplitSimt
     return min(config.num_splits, -(-visible // share))
 
 
-def scratch_bytes(problem: Problem) -> int:
-    """Dynamic shared memory of a block of the merge kernel: one output row per warp."""
-    return MERGE_WARPS * problem.head_dim_v * 4
-
-
-def has_merge_kernel(config: CudaSplitSimtConfig) -> bool:
-    """Whether a second kernel merges."""
-    return config.num_splits > 1 and config.merge != Merge.LAST_BLOCK
-
-
 def defines(problem: Problem, pool_format: PoolFormat, config: CudaSplitSimtConfig) -> dict[str, int | str]:
     """The kernels' compile-time definitions: all that the binary depends on."""
     return {
@@ -127,7 +111,7 @@ def defines(problem: Problem, pool_format: PoolFormat, config: CudaSplitSimtConf
         "PT_HAS_SCALES": int(pool_format.has_constant_scales),
         "PT_TOKEN_SCALES": int(pool_format.has_token_scales),
         "PT_SCALE_STRIDE": scale_stride(pool_format),
-        "PT_MERGE": 0 if config.num_splits == 1 else _MERGE_CODES[config.merge],
+        "PT_MERGE": merge_code(config),
     }
 
 
@@ -146,32 +130,9 @@ def slots_of(problem: Problem, pool_format: PoolFormat) -> dict[str, SlotSpec]:
 def split_args(
     problem: Problem, pool_format: PoolFormat, config: CudaSplitSimtConfig, bounds: Bounds
 ) -> tuple[Arg, ...]:
-    """Arguments of the split kernel; what a plan without a merge does not need is null."""
-    k, v = pool_format.k_axes, pool_format.v_axes
-    splits = live_splits(problem, pool_format, config, bounds)
-    partials: tuple[Arg, ...] = (
-        *(pointers("partial_out", "partial_lse") if splits > 1 else _null(2)),
-        *(pointers("arrivals") if splits > 1 and config.merge == Merge.LAST_BLOCK else _null(1)),
-    )
-    return (
-        *pointers(*_POINTERS),
-        *partials,
-        *strides("q", (0, 1)),
-        *strides("k_cache", (k.block, k.slot, k.head)),
-        *strides("v_cache", (v.block, v.slot, v.head)),
-        *strides("out", (0, 1)),
-        StrideArg("lse", 0),
-        StrideArg("block_table", 0),
-        SizeArg("context_lens", 0),
-        *i64(problem.num_kv_heads, num_chunks(problem, pool_format, bounds), config.num_splits, config.split_tokens),
-        *i64(splits),
-        *f32(problem.softmax_scale, problem.soft_cap or 0.0),
-        *token_scale_strides(pool_format),
-    )
-
-
-def _null(count: int) -> tuple[Arg, ...]:
-    return (ScalarArg(0, CType.POINTER),) * count
+    """Arguments of the split kernel."""
+    chunks, splits = num_chunks(problem, pool_format, bounds), live_splits(problem, pool_format, config, bounds)
+    return split_arguments(problem, pool_format, config, chunks, splits)
 
 
 def split_abi(problem: Problem, pool_format: PoolFormat, config: CudaSplitSimtConfig) -> KernelAbi:
@@ -180,27 +141,3 @@ def split_abi(problem: Problem, pool_format: PoolFormat, config: CudaSplitSimtCo
     known = _alignments(problem, pool_format) | {"partial_out": PIECE_BYTES}
     align = {k: known[arg.slot] for k, arg in enumerate(args) if isinstance(arg, SlotArg) and arg.slot in known}
     return KernelAbi(abi_of(args).arg_types, align)
-
-
-def merge_args(
-    problem: Problem, pool_format: PoolFormat, config: CudaSplitSimtConfig, bounds: Bounds
-) -> tuple[Arg, ...]:
-    """Arguments of the merge kernel."""
-    return (
-        *pointers("out", "lse", "partial_out", "partial_lse", "context_lens", "query_start_loc", "sinks"),
-        *strides("out", (0, 1)),
-        StrideArg("lse", 0),
-        SizeArg("context_lens", 0),
-        *i64(problem.num_q_heads, bounds.max_query_len, config.num_splits, config.split_tokens),
-        *i64(live_splits(problem, pool_format, config, bounds)),
-    )
-
-
-def merge_step(problem: Problem, pool_format: PoolFormat, config: CudaSplitSimtConfig, bounds: Bounds) -> KernelStep:
-    """Launch of the merge kernel: a block per query token and head, a warp for every 4 splits up to 8."""
-    warps = min(MERGE_WARPS, -(-live_splits(problem, pool_format, config, bounds) // 4))
-    grid = (bounds.max_num_tokens * problem.num_q_heads, 1, 1)
-    args = merge_args(problem, pool_format, config, bounds)
-    attributes = LaunchAttributes(programmatic_dependent_launch=config.merge == Merge.EARLY_KERNEL)
-    scratch = scratch_bytes(problem)
-    return KernelStep("attention_merge", grid, args, (32 * warps, 1, 1), shared_bytes=scratch, attributes=attributes)
