@@ -44,7 +44,8 @@ def make_pools(
             apart = shape[1] if name == "k_cache" else 1
             unit = unit_of(plan, name)
             pad = [0, apart if Hazard.STRIDED_POOL in case.hazards else 0, *(0 for _ in shape[2:])]
-            pad[2] = _gap(shape, unit) if Hazard.GAPPED_POOL in case.hazards else 0
+            if Hazard.GAPPED_POOL in case.hazards:
+                pad[2:4] = _gaps(shape, unit)
             carved = carve(shape, values.dtype, poison, pad, offset_of(case, unit))
         target = canonical(carved.view[placement.window_start :], case.pool_format, name == "k_cache")
         live = torch.from_numpy(placement.live)
@@ -53,9 +54,12 @@ def make_pools(
     return pools
 
 
-def _gap(shape: Sequence[int], unit: int) -> int:
-    """By how much the third dimension is longer in memory than in the view: strides stay multiples of `unit`."""
-    return unit // math.gcd(unit, math.prod(shape[3:]))
+def _gaps(shape: Sequence[int], unit: int) -> tuple[int, int]:
+    """By how much the third and fourth dimension are longer in memory than in the view: no two strides are products of
+    sizes then, and all stay multiples of `unit`."""
+    inner = math.prod(shape[4:])
+    fourth = unit // math.gcd(unit, inner)
+    return unit // math.gcd(unit, (shape[3] + fourth) * inner), fourth
 
 
 def make_token_scales(
@@ -80,7 +84,7 @@ def make_token_scales(
             carved = Carved(whole.parent, whole.view[:, 0], guarded=False)
         else:
             apart = heads if name == "k_scale" else 1
-            pad = (0, apart, 3) if Hazard.STRIDED_POOL in case.hazards else ()
+            pad = (0, apart, 3 if name == "k_scale" else 5) if Hazard.STRIDED_POOL in case.hazards else ()
             carved = carve(shape, values.dtype, poison, pad, offset_of(case, unit_of(plan, name)))
         live = torch.from_numpy(placement.live)
         target = carved.view[placement.window_start :].transpose(1, 2)

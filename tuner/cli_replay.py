@@ -40,7 +40,7 @@ def replay_command(
             help=f"Azure .csv or Mooncake .jsonl files, or names to generate: {', '.join(TABLES)}. Default: all names.",
         ),
     ] = None,
-    limit: Annotated[int | None, typer.Option("--limit", metavar="N", help="Only the first N requests.")] = None,
+    limit: Annotated[int | None, typer.Option("--limit", metavar="N", min=1, help="Only the first N requests.")] = None,
     pool: Annotated[
         list[int] | None,
         typer.Option(

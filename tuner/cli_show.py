@@ -138,7 +138,8 @@ def _describe(console: Console, variant: Variant) -> None:
     promises = [f.name.replace("_", " ") for f in fields(variant.properties) if getattr(variant.properties, f.name)]
     view.add_row("promises", ", ".join(promises) or "none")
     console.print(view)
-    console.print(f"\nProve it: pagedtune check {variant.name}", markup=False)
+    device = "" if variant.device_kind is DeviceKind.CPU else f" --device {EXAMPLE_GPU}"
+    console.print(f"\nProve it: pagedtune check {variant.name}{device}", markup=False)
 
 
 def _tunables(variant: Variant) -> str:

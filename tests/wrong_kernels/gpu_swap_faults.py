@@ -78,6 +78,8 @@ TRITON_PACK_FAULTS = (
     fault("padded rows are followed", "#23", "    if listed >= num_listed:\n        return\n", "", SEEN, LOOSE_PACK),
     fault("skipped ids are followed", "padding", "    if block < 0:\n        return\n", "", SEEN, SKIPPED_PACK),
     fault("V over K", "order", "place + K_A * K_B * K_C * K_L", "place", (*SEEN, *EXACT), PACK),
+    fault("runs taken for adjacent", "layout assumption", "run % C * c_stride", "run % C * L", (*SEEN, *EXACT),
+          gpu_case((70,), Hazard.GAPPED_POOL, op=Op.PACK_BLOCKS)),
     fault("the last element of a block is left", "tail", "live = at < A * B * C * L", "live = at < A * B * C * L - 1",
           EXACT, PACK),
 )  # fmt: skip

@@ -28,11 +28,23 @@ WRITE = gpu_case((40, 3), query_lens=(35, 2), op=Op.KV_WRITE, kv_dtype=DType.INT
 WRITE_FP8 = gpu_case((40, 3), query_lens=(35, 2), op=Op.KV_WRITE, kv_dtype=DType.FP8_E4M3, scale_kind=KIND)
 COPY = gpu_case((70, 33), op=Op.COPY_BLOCKS, kv_dtype=DType.INT8, scale_kind=KIND)
 GATHER = gpu_case((33, 0, 5), op=Op.GATHER_KV, kv_dtype=DType.INT8, scale_kind=KIND)
+STRIDED = gpu_case((300, 40), Hazard.STRIDED_POOL, kv_dtype=DType.INT8, scale_kind=KIND)
+STRIDED_COPY = gpu_case((70, 33), Hazard.STRIDED_POOL, op=Op.COPY_BLOCKS, kv_dtype=DType.INT8, scale_kind=KIND)
 SCALES, STREAM, SIMT = "split_mma_scales.cuh", "split_mma_stream.cuh", "split_simt_stream.cuh"
 ONE_WARP = {"num_splits": 1, "num_warps": 1}
 SPLIT = {"num_splits": 4, "tile_tokens": 32, "split_tokens": 32, "num_warps": 2, "num_stages": 3}
 
 SPLIT_MMA_SCALE_FAULTS = (
+    GpuFault(
+        "V's scales by the head stride of K's",
+        "strides",
+        "v(p.v_scale + w.kv_head * p.v_scale_head)",
+        "v(p.v_scale + w.kv_head * p.k_scale_head)",
+        (*SEEN, *VALUE),
+        STRIDED,
+        SPLIT,
+        SCALES,
+    ),  # fmt: skip
     GpuFault(
         "K's scales of tokens dropped",
         "#16",
@@ -167,6 +179,14 @@ SPLIT_SIMT_SCALE_FAULTS = (
 )
 
 TRITON_SPLIT_SCALE_FAULTS = (
+    GpuFault(
+        "V's scales by the head stride of K's",
+        "strides",
+        "kv_head * scale_v_head",
+        "kv_head * scale_k_head",
+        (*SEEN, *VALUE),
+        STRIDED,
+    ),  # fmt: skip
     GpuFault("K's scales of tokens dropped", "#16", "scores *= k_scales[None, :]", "pass", VALUE, INT8),
     GpuFault(
         "K's scales of tokens for V",
@@ -273,6 +293,14 @@ CUDA_WRITE_SCALE_FAULTS = (
 )
 
 CUDA_COPY_SCALE_FAULTS = (
+    GpuFault(
+        "V's scales by the head stride of K's",
+        "strides",
+        "copy_scales(v_scale, Scales{v_scale_block, v_scale_head}",
+        "copy_scales(v_scale, Scales{v_scale_block, k_scale_head}",
+        (*SEEN, *EXACT),
+        STRIDED_COPY,
+    ),  # fmt: skip
     GpuFault(
         "V's scales stay behind",
         "copy-on-write",
