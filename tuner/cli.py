@@ -21,7 +21,7 @@ def make_app() -> typer.Typer:
     app = typer.Typer(
         name="pagedtune",
         help="Find, prove and ship the fastest correct paged-attention kernel for a device and a model shape.\n\n"
-        "Start with `pagedtune tune`: it takes about three minutes.",
+        "Start with `pagedtune tune`: it takes about five minutes with its set-up.",
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,

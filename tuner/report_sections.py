@@ -168,8 +168,9 @@ def _predicted_section(
     ]
     legend = (
         f"Nothing here was measured. predicted µs: a model's time for one launch on cold KV, ± {UNCERTAINTY:.0%}. "
-        "% peak: of the data sheet's bandwidth. Differences far below the model's uncertainty decide nothing: the "
-        "finalists of an export made with `--allow-predicted` are settled by `calibrate` on a GPU."
+        "% peak: of the data sheet's bandwidth. predicted runner-up: how much longer it takes; below zero "
+        "where the winner was chosen among ties within ± 1 % by rule. Differences far below the model's uncertainty "
+        "decide nothing: the finalists of an export made with `--allow-predicted` are settled by `calibrate` on a GPU."
     )
     return f"## Predicted winners\n\n{markdown_table(headers, rows, right_from=6)}\n\n{legend}"
 

@@ -44,7 +44,7 @@ SPLIT_MMA_SCALE_FAULTS = (
         STRIDED,
         SPLIT,
         SCALES,
-    ),  # fmt: skip
+    ),
     GpuFault(
         "K's scales of tokens dropped",
         "#16",
@@ -186,7 +186,7 @@ TRITON_SPLIT_SCALE_FAULTS = (
         "kv_head * scale_k_head",
         (*SEEN, *VALUE),
         STRIDED,
-    ),  # fmt: skip
+    ),
     GpuFault("K's scales of tokens dropped", "#16", "scores *= k_scales[None, :]", "pass", VALUE, INT8),
     GpuFault(
         "K's scales of tokens for V",
@@ -300,7 +300,7 @@ CUDA_COPY_SCALE_FAULTS = (
         "copy_scales(v_scale, Scales{v_scale_block, k_scale_head}",
         (*SEEN, *EXACT),
         STRIDED_COPY,
-    ),  # fmt: skip
+    ),
     GpuFault(
         "V's scales stay behind",
         "copy-on-write",
