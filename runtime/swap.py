@@ -52,9 +52,8 @@ class SwapPolicy:
             raise ValueError(f"preemption={self.preemption!r} must be one of {ways}") from None
         for name in ("bytes_per_second", "seconds_per_token"):
             value = getattr(self, name)
-            if (
-                isinstance(value, bool) or not isinstance(value, Real) or not float(value) > 0
-            ):  # NaN is not above 0 either
+            is_number = isinstance(value, Real) and not isinstance(value, bool)
+            if not is_number or not value > 0:  # NaN is not above 0 either
                 raise ValueError(f"{name}={value!r} must be a positive number: measure it on the machine")
 
     def prefers_swap(self, num_blocks: int, num_tokens: int, block_bytes: int) -> bool:

@@ -41,7 +41,7 @@ def running(prompt: tuple[int, ...] = (1, 2), vocab_size: int | None = None) -> 
 )  # fmt: skip
 def test_tokens_that_are_no_integers_leave_the_step_in_flight(tokens: Any, vocab_size: int | None) -> None:
     scheduler, plan = running(vocab_size=vocab_size)
-    with pytest.raises(ValueError, match="step 1 got tokens of type .* token ids are integers"):
+    with pytest.raises(ValueError, match=r"step 1 got tokens of type .* token ids are integers"):
         scheduler.commit(plan, tokens)
     scheduler.check()
     assert scheduler.commit(plan, np.array([5], np.int32)).tokens.tolist() == [5]
