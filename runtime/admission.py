@@ -146,7 +146,12 @@ class Admission:
         parked, swap, sharing = sequence.parked, self._roster.swap, self._roster.sharing
         if parked is not None and swap is not None:
             blocks = self._allocator.allocate(parked.host_blocks.size)
-            swap.load(parked.host_blocks, blocks)
+            try:
+                swap.load(parked.host_blocks, blocks)
+            except BaseException:  # the row is empty and is computed anew
+                self._allocator.free(blocks)
+                self._roster.unpark(sequence)
+                raise
             self._ledger.adopt(row, blocks, parked.num_tokens, parked.first_block)
             sequence.parked = None
             if sharing is not None:

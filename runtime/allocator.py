@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from array import array
 from typing import Any, NoReturn
 
@@ -158,6 +159,7 @@ class BlockAllocator:
 
         Raises:
             PoolExhausted: fewer are free.
+            TypeError, ValueError: `count` is no integer, or is negative.
         """
         blocks = self._pop(count)
         self._refcount[blocks] = 1
@@ -221,10 +223,11 @@ class BlockAllocator:
 
         Raises:
             PoolExhausted: fewer are free.
+            TypeError, ValueError: `count` is no integer, or is negative.
         """
         blocks = self._pop(count)
         self._refcount[blocks] = RESERVED
-        self._num_reserved += count
+        self._num_reserved += blocks.size
         return blocks
 
     def commit_reserved(self, blocks: Any) -> None:
@@ -276,8 +279,12 @@ class BlockAllocator:
             self._push(blocks)
 
     def _pop(self, count: int) -> IntArray:
+        try:
+            count = operator.index(count)  # 2.0 would make the head of the free list a fraction
+        except TypeError:
+            raise TypeError(f"count={count!r} must be an integer: how many blocks to hand out") from None
         if count < 0:
-            raise ValueError(f"count={count} must not be negative")
+            raise ValueError(f"count={count} must not be negative: ask for 0 blocks or more")
         head = self._head
         end = head + count
         if end > self.num_blocks:

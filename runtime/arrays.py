@@ -23,10 +23,17 @@ def blocks_for(num_tokens: Count, block_size: int) -> Count:
 
 
 def as_ints(values: Any) -> IntArray:
-    """`values` as a one-dimensional int64 array, without a copy where it already is one."""
+    """`values` as a one-dimensional int64 array, without a copy where it already is one.
+
+    Raises:
+        TypeError: they are no integers, such as 1.5, which numpy would cut to 1.
+    """
     if type(values) is np.ndarray and values.dtype is INT64 and values.ndim == 1:
         return values
-    return np.atleast_1d(np.asarray(values, dtype=np.int64))
+    array = np.asarray(values)
+    if array.dtype.kind not in "iu" and array.size:
+        raise TypeError(f"{values!r} must be integers below 2^63, not {array.dtype}: give whole numbers")
+    return np.atleast_1d(array.astype(np.int64, copy=False))
 
 
 def ragged_arange(counts: IntArray) -> IntArray:

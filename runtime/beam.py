@@ -12,6 +12,7 @@ from .errors import RequestTooLarge
 from .plan import WITHHELD, StepPlan
 from .scheduler import Scheduler
 from .sequence import Finished, Request
+from .validation import count_of, real_number
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class BeamParams:
             of them, by what it scores now.
 
     Raises:
-        ValueError: no beam.
+        ValueError: no beam, or a penalty that is no finite number.
     """
 
     num_beams: int
@@ -33,8 +34,8 @@ class BeamParams:
     early_stopping: bool = False
 
     def __post_init__(self) -> None:
-        if self.num_beams < 1:
-            raise ValueError(f"num_beams={self.num_beams} must be at least 1")
+        count_of("num_beams", self.num_beams, 1)
+        real_number("length_penalty", self.length_penalty, "0 compares sums of log probabilities")
 
 
 @dataclass(frozen=True, order=True)

@@ -97,7 +97,7 @@ class StepFences:
             in_flight = self.in_flight
             oldest = f"the oldest in flight is {in_flight[0]}" if in_flight else "none is in flight"
             raise StepError(f"step {number} cannot end: {oldest}. Steps end once each, in the order they began")
-        self._last_ended = number
+        self._last_ended += 1  # not `number`, which may be a float that compares equal
         if self._reads:
             self._reads.pop(number, None)
         held = self._held.pop(number, None)

@@ -19,6 +19,7 @@ from .attention import PagedOp, PlannedOp
 from .block_memory import BlockMemory
 from .dispatch import Dispatch, NoKernel, Selection
 from .kv_cache import KVCache
+from .transfer_check import checked_transfer, require_distinct
 
 STAGING_BYTES = 64 << 20  # 2.5 ms at the 25 GB/s of PCIe 4.0 x16: the launch before each copy does not show
 
@@ -54,6 +55,7 @@ class HostPool:
         staged: whether there is such a buffer; default not on the CPU, whose kernels reach host memory themselves.
 
     Attributes:
+        num_blocks: of host memory.
         selection: the kernel that packs, None where blocks are copied one by one: no dispatch, no kernel, or a cache
             whose blocks hold more than K and V.
 
@@ -71,7 +73,7 @@ class HostPool:
     ) -> None:
         require_positive("num_blocks", num_blocks)
         require_positive("staging_bytes", staging_bytes)
-        self.block_bytes = cache.block_bytes
+        self.num_blocks, self.block_bytes, self._pool_blocks = num_blocks, cache.block_bytes, cache.num_blocks
         staged = cache.device.type != "cpu" if staged is None else staged
         most = min(num_blocks, max(1, staging_bytes // cache.block_bytes)) if staged else num_blocks
         kernels = None if dispatch is None else _kernels(cache, dispatch, most)
@@ -84,12 +86,23 @@ class HostPool:
         self._order = StreamOrder(cache.device)
 
     def save(self, blocks: IntArray, host_blocks: IntArray) -> None:
-        """See `BlockMover.save`."""
+        """See `BlockMover.save`.
+
+        Raises:
+            ValueError: an id outside the pool or host memory, a host block named twice, or unequal numbers of both.
+        """
+        blocks, host_blocks = checked_transfer(blocks, host_blocks, self._pool_blocks, self.num_blocks)
         with self._order:
             self._mover.save(blocks, host_blocks)
 
     def load(self, host_blocks: IntArray, blocks: IntArray) -> None:
-        """See `BlockMover.load`."""
+        """See `BlockMover.load`.
+
+        Raises:
+            ValueError: as for `save`, or a block of the pool named twice.
+        """
+        blocks, host_blocks = checked_transfer(blocks, host_blocks, self._pool_blocks, self.num_blocks)
+        require_distinct("blocks", blocks)
         with self._order:
             self._mover.load(host_blocks, blocks)
 

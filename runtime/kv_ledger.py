@@ -8,6 +8,7 @@ from .allocator import BlockAllocator
 from .arrays import ONE, BoolArray, IntArray, RowIndex, as_ints, blocks_for
 from .block_tables import BlockTables
 from .errors import Invariant, InvariantViolation
+from .validation import count_of
 
 UNLIMITED = 1 << 62  # of a row that holds nothing
 
@@ -35,6 +36,8 @@ class KVLedger:
     """
 
     def __init__(self, allocator: BlockAllocator, tables: BlockTables, window: int | None = None) -> None:
+        if window is not None:
+            count_of("window", window, 1)
         self.allocator, self.tables, self.window = allocator, tables, window
         self.stored = tables.stored
         self.processed = np.zeros(tables.max_num_seqs, np.int64)

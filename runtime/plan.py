@@ -10,9 +10,10 @@ import numpy.typing as npt
 import torch
 
 from ..kernels.bounds import Bounds
-from .arrays import BoolArray, IntArray, RowIndex
+from .arrays import INT64, BoolArray, IntArray, RowIndex
 from .sampling import SamplingBatch
 from .sequence import Finished
+from .validation import INT64_MAX
 
 _NO_VOCABULARY = int(np.iinfo(np.int32).max)
 WITHHELD = -1  # in place of a token: it is chosen later, and handed in with `Scheduler.give`
@@ -109,8 +110,10 @@ def sampled_tokens(plan: StepPlan, tokens: Any, vocab_size: int | None) -> IntAr
         ValueError: another number of tokens, or one that is no token id.
     """
     if isinstance(tokens, torch.Tensor):
-        tokens = tokens.cpu().numpy()
-    values = np.asarray(tokens, np.int64)
+        tokens = (tokens.double() if tokens.is_floating_point() else tokens).cpu().numpy()  # numpy lacks bfloat16
+    values = np.asarray(tokens)
+    if values.dtype is not INT64:
+        values = _whole(plan.step, values)
     if values.shape != (plan.sampling.seed.size,):
         raise ValueError(
             f"step {plan.step} samples {plan.sampling.seed.size} tokens, not an array of shape {values.shape}"
@@ -123,6 +126,22 @@ def sampled_tokens(plan: StepPlan, tokens: Any, vocab_size: int | None) -> IntAr
                 f"step {plan.step} got token {bad[0]}: ids are 0 to {limit - 1}. Logits of NaN sample beyond the last"
             )
     return values
+
+
+def _whole(step: int, values: npt.NDArray[Any]) -> IntArray:
+    """`values` of another dtype as int64.
+
+    Raises:
+        ValueError: they are no integers.
+    """
+    if values.size and values.dtype.kind not in "iu":
+        raise ValueError(
+            f"step {step} got tokens of type {values.dtype}, such as {values.flat[0]!r}: token ids are integers, and "
+            "none is rounded or parsed"
+        )
+    if values.dtype.kind == "u":
+        values = np.minimum(values, np.uint64(INT64_MAX))  # so that a huge one does not wrap around to -1
+    return values.astype(np.int64)
 
 
 def sampled_logprobs(plan: StepPlan, logprobs: Any) -> npt.NDArray[np.float32]:

@@ -23,6 +23,7 @@ from .prefix_events import (
 from .prefix_lease import Insertion, Lease, PrefixMatch
 from .prefix_node import TOKEN_BYTES, Node, Place, Root, best_continuation, pack, walk
 from .prefix_tree import PrefixTree
+from .validation import count_of
 
 _NONE = np.empty(0, np.int64)
 
@@ -51,6 +52,9 @@ class PrefixCache:
 
     Attributes:
         statistics: counts since the start.
+
+    Raises:
+        ValueError: a block size below 1, or a negative count.
     """
 
     def __init__(
@@ -63,12 +67,14 @@ class PrefixCache:
     ) -> None:
         require_positive("block_size", block_size)
         self.block_size = block_size
-        self.min_copy_tokens = max(1, block_size // 4) if min_copy_tokens is None else min_copy_tokens
-        self.max_pinned_blocks = max_pinned_blocks
+        if min_copy_tokens is None:
+            min_copy_tokens = max(1, block_size // 4)
+        self.min_copy_tokens = count_of("min_copy_tokens", min_copy_tokens)
+        self.max_pinned_blocks = count_of("max_pinned_blocks", max_pinned_blocks)
         self.statistics = PrefixStatistics()
         self._allocator = allocator
         self._tree = PrefixTree(block_size * TOKEN_BYTES)
-        self._events = EventLog(max_events)
+        self._events = EventLog(count_of("max_events", max_events))
 
     @property
     def num_cached(self) -> int:
@@ -125,7 +131,12 @@ class PrefixCache:
         return match.version == self._tree.version
 
     def share(self, lease: Lease, num_blocks: int) -> Lease:
-        """A second lease, on the first `num_blocks` blocks at most, for a fork of its sequence."""
+        """A second lease, on the first `num_blocks` blocks at most, for a fork of its sequence.
+
+        Raises:
+            DoubleFree: the lease has ended.
+        """
+        lease.require_live()
         node, start = lease.node, lease.num_blocks - lease.node.blocks.size
         count = min(num_blocks, lease.num_blocks)
         while start >= count and node.parent is not None:
@@ -142,7 +153,11 @@ class PrefixCache:
             lease: the sequence's.
             tokens: [n]: its tokens from the first; those of whole blocks count.
             blocks: int64: its blocks from the first, all of them written by steps that have ended.
+
+        Raises:
+            DoubleFree: the lease has ended.
         """
+        lease.require_live()
         tokens = np.asarray(tokens)
         start, unit = lease.num_blocks, self._tree.unit
         count = min(int(blocks.size), tokens.size // self.block_size)
@@ -164,7 +179,13 @@ class PrefixCache:
         return Insertion(new.size, start + differs, found[differs])
 
     def release(self, lease: Lease) -> None:
-        """Ends a lease, once: its blocks can be evicted, the last ones first, unless another lease keeps them."""
+        """Ends a lease, once: its blocks can be evicted, the last ones first, unless another lease keeps them.
+
+        Raises:
+            DoubleFree: it has ended already; nothing was changed.
+        """
+        lease.require_live()
+        lease.is_released = True
         self._tree.unlock(lease.node, lease.is_pin, self._allocator.last_step)
 
     def pin(self, tokens: npt.ArrayLike, namespace: Namespace = DEFAULT_NAMESPACE) -> Lease:
@@ -183,7 +204,11 @@ class PrefixCache:
         """Gives back up to `count` blocks, least recently used first, and returns how many.
 
         Those that a step in flight may read are fenced until it ends, the others are free at once.
+
+        Raises:
+            ValueError: `count` is no integer, or is negative.
         """
+        count = count_of("count", count)
         steps = self._allocator.steps_in_flight
         free: list[IntArray] = []
         fenced: list[IntArray] = []

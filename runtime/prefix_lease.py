@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .arrays import IntArray
+from .errors import DoubleFree
 from .prefix_events import NO_BLOCK, Namespace
 from .prefix_node import Continuation, Node, Place
 
@@ -54,11 +55,21 @@ class Lease:
         node: where it ends.
         num_blocks: how long it is.
         is_pin: whether it counts as a pin.
+        is_released: whether it has ended: it keeps nothing any more.
     """
 
     node: Node
     num_blocks: int
     is_pin: bool = False
+    is_released: bool = False
+
+    def require_live(self) -> None:
+        """Raises DoubleFree if it has ended."""
+        if self.is_released:
+            raise DoubleFree(
+                f"this lease on {self.num_blocks} blocks was released already and keeps nothing: release each lease "
+                "once, and acquire a new one for more"
+            )
 
 
 @dataclass(frozen=True, eq=False)

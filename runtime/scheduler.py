@@ -13,7 +13,7 @@ from .allocator import BlockAllocator
 from .arrays import IntArray, blocks_for
 from .block_tables import BlockTables
 from .collector import Collector
-from .errors import InvalidRequest, RequestTooLarge
+from .errors import InvalidRequest, RequestTooLarge, StepError
 from .kv_ledger import KVLedger
 from .metrics import SequenceReport, Snapshot, report, take_snapshot
 from .plan import StepOutput, StepPlan, sampled_logprobs, sampled_tokens
@@ -25,7 +25,7 @@ from .sampling import SamplingParams
 from .scheduler_check import check_scheduler
 from .sequence import Finished, FinishReason, Request, branch
 from .swap import SwapSpace
-from .validation import require_tokens, token_ids
+from .validation import count_of, require_tokens, token_ids
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,9 @@ class SchedulerConfig:
         debug: records what each step reads, so that `check()` proves that nothing of it was recycled too early.
         window: tokens that the widest layer attends to, the query's own included, if no layer attends to all: blocks
             behind it are given back.
+
+    Raises:
+        ValueError: a budget, vocabulary or window below 1, or a negative watermark.
     """
 
     token_budget: int = 2048
@@ -48,6 +51,13 @@ class SchedulerConfig:
     vocab_size: int | None = None
     debug: bool = False
     window: int | None = None
+
+    def __post_init__(self) -> None:
+        count_of("token_budget", self.token_budget, 1)
+        count_of("watermark_blocks", self.watermark_blocks)
+        for name in ("vocab_size", "window"):
+            if getattr(self, name) is not None:
+                count_of(name, getattr(self, name), 1)
 
 
 class Scheduler:
@@ -80,7 +90,7 @@ class Scheduler:
         roster: who is live.
 
     Raises:
-        ValueError: a token budget below the number of rows, or a negative watermark.
+        ValueError: a token budget below the number of rows, or a prefix cache of other blocks or beside a window.
     """
 
     def __init__(
@@ -97,8 +107,6 @@ class Scheduler:
                 f"token_budget={self.config.token_budget} is below max_num_seqs={tables.max_num_seqs}: some sequences "
                 "would starve. Raise the budget or lower the rows"
             )
-        if self.config.watermark_blocks < 0:
-            raise ValueError(f"watermark_blocks={self.config.watermark_blocks} must not be negative")
         self.ledger = KVLedger(allocator, tables, self.config.window)
         self.roster = Roster(self.ledger, swap)
         self.rows = self.roster.rows
@@ -110,6 +118,8 @@ class Scheduler:
         self._collector = Collector(self.ledger, self.roster)
         self._batch: DecodeBatch | None = None
         self._has_drafts = False
+        # `ends` of the plans of the last two steps, by the lowest bit of their numbers: no more are in flight.
+        self._flight: list[IntArray | None] = [None, None]
 
     def _share(self, prefix_cache: PrefixCache) -> None:
         if self.config.window is not None:
@@ -159,26 +169,39 @@ class Scheduler:
             PoolExhausted: blocks were reserved after a request was added, and the rest no longer holds it.
         """
         self.allocator.require_step_slot()
-        return self._schedule_decode() or self._schedule_mix()
+        plan = self._schedule_decode() or self._schedule_mix()
+        if plan is not None:
+            self._flight[plan.step & 1] = plan.ends
+        return plan
 
     def commit(self, plan: StepPlan, tokens: Any, logprobs: Any = None) -> StepOutput:
         """Ends a step that the device has finished, and takes its tokens.
 
         Args:
-            plan: the oldest in flight.
+            plan: the oldest in flight, as `schedule` of this scheduler returned it, or `dataclasses.replace` of it.
             tokens: int [num_sampled]: one for each sequence that samples, in order; array, tensor or list.
                 Tokens of sequences that were cancelled or preempted in the meantime are dropped. -1 withholds one: its
                 sequence pauses until `give`, and where it is preempted meanwhile, it samples once more.
             logprobs: [num_sampled]: log probability of each, for those that ask.
 
         Raises:
-            ValueError: another number of tokens, or one outside the vocabulary; the step is still in flight.
-            StepError: another step must end first.
+            ValueError: another number of tokens, or one that is no integer or outside the vocabulary; the step is
+                still in flight.
+            StepError: another step must end first, or the plan is another scheduler's.
         """
+        self._require_own(plan)
         values = sampled_tokens(plan, tokens, self.config.vocab_size)
         logs = None if logprobs is None else sampled_logprobs(plan, logprobs)
         self._batch = self._batch if plan.num_samples is None else None
         return self._collector.take(plan, values, logs)
+
+    def _require_own(self, plan: StepPlan) -> None:
+        """Raises StepError if another scheduler made `plan`: its number may be that of a step in flight here."""
+        if self._flight[plan.step & 1] is not plan.ends and plan.step in self.allocator.steps_in_flight:
+            raise StepError(
+                f"this plan of step {plan.step} is not the one that this scheduler has in flight under that number: "
+                "hand a plan to the scheduler that made it"
+            )
 
     def lacks_token(self, request_id: str) -> bool:
         """Whether a live request pauses because its last token was withheld, and can take it now."""
@@ -193,9 +216,10 @@ class Scheduler:
 
         Raises:
             RequestFinished, UnknownRequest: as for `cancel`.
-            InvalidRequest: a token outside the vocabulary, or none is missing.
+            InvalidRequest: a token that is no token id or outside the vocabulary, or none is missing.
         """
         row = self.roster.find(request_id).row
+        (token,) = token_ids(f"request {request_id!r}", "the token given", (token,))
         if self.config.vocab_size is not None:
             require_tokens(request_id, "token", (token,), self.config.vocab_size)
         if not self.lacks_token(request_id):
@@ -231,8 +255,9 @@ class Scheduler:
         """Ends a step that failed on the device: its sequences are preempted and computed anew, losing no token.
 
         Raises:
-            StepError: another step must end first.
+            StepError: another step must end first, or the plan is another scheduler's.
         """
+        self._require_own(plan)
         self.allocator.end_step(plan.step)
         alive = set(plan.rows[self.rows.ticket[plan.rows] == plan.tickets].tolist())
         for row in self.roster.running[::-1].tolist():

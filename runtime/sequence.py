@@ -45,8 +45,8 @@ class Request:
         namespace: within which a prefix cache shares its blocks; None shares nothing.
 
     Raises:
-        InvalidRequest: empty prompt, a count below 1, a negative token, too many stop tokens, or a value of another
-            type.
+        InvalidRequest: empty id or prompt, a count below 1, a negative token, too many stop tokens, a namespace that
+            cannot be looked up, or a value of another type.
     """
 
     request_id: str
@@ -62,6 +62,11 @@ class Request:
         who = f"request {self.request_id!r}"
         if not isinstance(self.request_id, str):
             raise InvalidRequest(f"{who} has an id of type {type(self.request_id).__name__}: expected a str")
+        if not self.request_id:
+            raise InvalidRequest(f"{who} has an empty id: give a name that is unique among live requests")
+        if not isinstance(self.logprobs, (bool, np.bool_)):
+            raise InvalidRequest(f"{who} has logprobs={self.logprobs!r}: expected True or False")
+        _require_namespace(who, self.namespace)
         if not isinstance(self.sampling, SamplingParams):
             raise InvalidRequest(f"{who} has sampling={self.sampling!r}: expected SamplingParams")
         for name in ("prompt", "stop_token_ids"):
@@ -87,7 +92,10 @@ class Request:
     @property
     def sample_ids(self) -> tuple[str, ...]:
         """Ids of its samples."""
-        return (self.request_id, *(f"{self.request_id}#{number}" for number in range(1, self.n)))
+        return tuple(map(self._sample_id, range(self.n)))
+
+    def _sample_id(self, number: int) -> str:
+        return f"{self.request_id}#{number}" if number else self.request_id
 
     def require_vocabulary(self, vocab_size: int) -> None:
         """Raises InvalidRequest if a prompt or stop token is outside the vocabulary."""
@@ -99,7 +107,7 @@ class Request:
         params = self.sampling
         if seed is not None and params.temperature > 0:
             params = replace(params, seed=(seed + number) & INT64_MAX)
-        return self.with_changes(request_id=self.sample_ids[number], sampling=params, n=1)
+        return self.with_changes(request_id=self._sample_id(number), sampling=params, n=1)
 
     def with_changes(self, **changes: Any) -> Request:
         """A copy with other values, which must be valid: tokens are not looked at again, one by one."""
@@ -107,6 +115,17 @@ class Request:
         for name, value in changes.items():
             object.__setattr__(other, name, value)
         return other
+
+
+def _require_namespace(who: str, namespace: Any) -> None:
+    """Raises InvalidRequest unless a prefix cache can look `namespace` up."""
+    try:
+        hash(namespace)  # a Namespace is as hashable as what is in it
+        usable = namespace is None or isinstance(namespace, Namespace)
+    except TypeError:
+        usable = False
+    if not usable:
+        raise InvalidRequest(f"{who} has namespace={namespace!r}: expected a Namespace of two strings, or None")
 
 
 class Family:

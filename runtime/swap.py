@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from numbers import Real
 
 import torch
 
@@ -11,6 +12,7 @@ from .allocator import BlockAllocator
 from .arrays import IntArray, to_device
 from .block_memory import BlockMemory
 from .host_pool import BlockMover
+from .validation import count_of
 
 
 class Preemption(StrEnum):
@@ -30,12 +32,12 @@ class SwapPolicy:
     on model and bus, so both figures are the engine's to measure.
 
     Args:
-        preemption: forces one way, or leaves it to the rule.
+        preemption: forces one way, or leaves it to the rule; its name, such as "swap", will do.
         bytes_per_second: bandwidth between host and device.
         seconds_per_token: time to compute one token of a prompt.
 
     Raises:
-        ValueError: a figure that is not positive.
+        ValueError: an unknown way, or a figure that is not positive.
     """
 
     preemption: Preemption = Preemption.AUTO
@@ -43,11 +45,16 @@ class SwapPolicy:
     seconds_per_token: float = 50e-6  # 20,000 tokens a second of prompt: an 8B model on one data-centre GPU, about
 
     def __post_init__(self) -> None:
-        if self.bytes_per_second <= 0 or self.seconds_per_token <= 0:
-            raise ValueError(
-                f"bytes_per_second={self.bytes_per_second} and seconds_per_token={self.seconds_per_token} must be "
-                "positive: measure them on the machine"
-            )
+        try:
+            object.__setattr__(self, "preemption", Preemption(self.preemption))
+        except ValueError:
+            ways = ", ".join(repr(str(way)) for way in Preemption)
+            raise ValueError(f"preemption={self.preemption!r} must be one of {ways}") from None
+        for name in ("bytes_per_second", "seconds_per_token"):
+            value = getattr(self, name)
+            is_number = isinstance(value, Real) and not isinstance(value, bool)
+            if not is_number or not value > 0:  # NaN is not above 0 either
+                raise ValueError(f"{name}={value!r} must be a positive number: measure it on the machine")
 
     def prefers_swap(self, num_blocks: int, num_tokens: int, block_bytes: int) -> bool:
         """Whether `num_blocks` blocks should be moved rather than their `num_tokens` tokens be computed anew."""
@@ -71,6 +78,9 @@ class SwapSpace:
         mover: moves them; None keeps the books only, for a replay without a device.
         policy: when to swap.
         block_bytes: bytes of a block, for the rule; the mover's by default.
+
+    Raises:
+        ValueError: a count below 1, or more blocks than the mover's `num_blocks`, where it has such an attribute.
     """
 
     def __init__(
@@ -81,25 +91,40 @@ class SwapSpace:
         block_bytes: int | None = None,
     ) -> None:
         self.allocator = BlockAllocator(num_blocks)
+        held = getattr(mover, "num_blocks", None)
+        if held is not None and held < num_blocks:
+            raise ValueError(
+                f"num_blocks={num_blocks} exceeds the {held} blocks of host memory that the mover holds: build both "
+                "with one number"
+            )
         self.policy = policy or SwapPolicy()
         self._mover = mover
-        self._block_bytes = block_bytes if block_bytes is not None else (mover.block_bytes if mover else 0)
+        self._block_bytes = mover.block_bytes if mover is not None else 0
+        if block_bytes is not None:
+            self._block_bytes = count_of("block_bytes", block_bytes, 1)
         self.num_saved = self.num_loaded = 0  # blocks moved since the start
 
     def try_save(self, blocks: IntArray, num_tokens: int) -> IntArray | None:
-        """Copies `blocks` out and returns where they are; None if that is not worth it, or does not fit."""
+        """Copies `blocks` out and returns where they are; None if that is not worth it, or does not fit.
+
+        What the mover raises passes through, and no host block is taken.
+        """
         if not 0 < blocks.size <= self.allocator.num_free:
             return None
         if not self.policy.prefers_swap(blocks.size, num_tokens, self._block_bytes):
             return None
         host_blocks = self.allocator.allocate(blocks.size)
         if self._mover is not None:
-            self._mover.save(blocks, host_blocks)
+            try:
+                self._mover.save(blocks, host_blocks)
+            except BaseException:
+                self.allocator.free(host_blocks)
+                raise
         self.num_saved += blocks.size
         return host_blocks
 
     def load(self, host_blocks: IntArray, blocks: IntArray) -> None:
-        """Copies back what `try_save` copied out, and forgets it."""
+        """Copies back what `try_save` copied out, and forgets it; kept if the mover raises, which passes through."""
         if self._mover is not None:
             self._mover.load(host_blocks, blocks)
         self.num_loaded += blocks.size

@@ -28,6 +28,18 @@ def whole_number(name: str, value: Any, lowest: int, hint: str) -> int:
     return number
 
 
+def count_of(name: str, value: Any, lowest: int = 0) -> int:
+    """`value` as an int of at least `lowest`; integers of numpy and torch are taken, booleans are not.
+
+    Raises:
+        ValueError: it is no integer, or below `lowest`.
+    """
+    number = _index(value)
+    if number is None or number < lowest:
+        raise ValueError(f"{name}={value!r} must be an integer of at least {lowest}")
+    return number
+
+
 def real_number(name: str, value: Any, hint: str) -> float:
     """`value` as a finite float.
 

@@ -255,3 +255,36 @@ def test_check_names_the_invariant_that_is_broken(
     with pytest.raises(InvariantViolation, match=broken.name) as found:
         allocator.check(tables.count_references(8))
     assert found.value.invariant is broken
+
+
+@pytest.mark.parametrize("count", [2.0, 1.5, "2", None, np.float64(2)])
+@pytest.mark.parametrize("name", ["allocate", "reserve"])
+def test_a_count_that_is_no_integer_changes_nothing(name: str, count: Any) -> None:
+    allocator = BlockAllocator(4)
+    with pytest.raises(TypeError, match="must be an integer: how many blocks"):
+        getattr(allocator, name)(count)
+    with pytest.raises(ValueError, match="count=-1 must not be negative"):
+        getattr(allocator, name)(-1)
+    assert state_of(allocator) == (4, 0, 0, 0)
+    assert getattr(allocator, name)(np.int32(2)).tolist() == [0, 1]
+    assert type(allocator.num_free) is int
+    allocator.check()
+
+
+@pytest.mark.parametrize("blocks", [[0.5], [1.0], ["1"], [True], np.array([0.0]), [2**70]])
+def test_ids_that_are_no_integers_are_refused(blocks: Any) -> None:
+    allocator = BlockAllocator(4)
+    allocator.allocate(4)
+    for operation in (allocator.free, allocator.add_reference, allocator.begin_step, allocator.refcounts):
+        with pytest.raises(TypeError, match="must be integers"):
+            operation(blocks)
+    assert state_of(allocator) == (0, 4, 0, 0)
+    assert allocator.steps_in_flight == ()
+    allocator.check()
+
+
+def test_a_step_number_that_compares_equal_ends_the_step() -> None:
+    allocator = BlockAllocator(2)
+    allocator.end_step(float(allocator.begin_step()))  # type: ignore[arg-type]
+    assert allocator.steps_in_flight == ()
+    assert allocator.begin_step() == 2

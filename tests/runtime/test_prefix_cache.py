@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -9,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagedtune.runtime.allocator import BlockAllocator
-from pagedtune.runtime.errors import PoolExhausted
+from pagedtune.runtime.errors import DoubleFree, PoolExhausted
 from pagedtune.runtime.prefix_cache import PrefixCache
 from pagedtune.runtime.prefix_events import Evicted, Hit, Namespace, Stored
 from pagedtune.runtime.prefix_node import MAX_RUN, SortedKeys, common_bytes, common_tokens, pack
@@ -168,6 +170,38 @@ def test_pins_keep_no_more_than_they_may() -> None:
     for each in (pin, shared):
         pool.cache.release(each)
     assert (pool.cache.evict(100), pool.cache.num_pinned) == (3, 0)
+
+
+def test_a_lease_ends_once() -> None:
+    pool = Pool(num_blocks=16, max_pinned_blocks=4)
+    pool.serve(range(16))
+    pin, other = pool.cache.pin(range(13)), pool.cache.pin(range(13))
+    blocks = pool.allocator.allocate(4)
+    pool.cache.release(pin)
+    for use in (
+        lambda: pool.cache.release(pin),
+        lambda: pool.cache.share(pin, 1),
+        lambda: pool.cache.extend(pin, range(16), blocks),
+    ):
+        with pytest.raises(DoubleFree, match="this lease on 3 blocks was released already"):
+            use()
+    assert pool.cache.evict(100) == 1, "the other lease still keeps its blocks"
+    pool.cache.release(other)
+    assert (pool.cache.evict(100), pool.cache.num_pinned) == (3, 0)
+    pool.allocator.free(blocks)
+    pool.check()
+
+
+@pytest.mark.parametrize("name", ["min_copy_tokens", "max_pinned_blocks", "max_events"])
+@pytest.mark.parametrize("value", [-7, 1.5, "2"])
+def test_counts_are_not_negative(name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"{name}={value!r} must be an integer of at least 0"):
+        Pool(**{name: value})
+    pool = Pool()
+    pool.serve(range(16))
+    with pytest.raises(ValueError, match=f"count={value!r} must be an integer of at least 0"):
+        pool.cache.evict(value)
+    assert (pool.cache.num_cached, pool.cache.evict(np.int64(1)), pool.cache.evict(0)) == (4, 1, 0)
 
 
 def test_of_two_copies_the_cache_keeps_one_and_says_which() -> None:

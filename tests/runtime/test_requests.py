@@ -123,6 +123,16 @@ def test_a_withheld_token_pauses_its_sequence_until_it_is_given() -> None:
     assert shape(next_plan(scheduler)) == {"b": 1}, "a has nothing to go on from"
     with pytest.raises(InvalidRequest, match="token 100 in token"):
         scheduler.give("a", 100)
+    for token, message in (
+        (-1, "not negative"),
+        (2**31, "below 2"),
+        (1.5, "integers"),
+        ("5", "integers"),
+        (None, "int"),
+    ):
+        with pytest.raises(InvalidRequest, match=message):
+            scheduler.give("a", token)  # type: ignore[arg-type]
+    assert scheduler.lacks_token("a")
     assert scheduler.give("a", 5) is None
     scheduler.check()
     plan = next_plan(scheduler)

@@ -123,7 +123,7 @@ def test_the_rule_takes_the_cheaper_way() -> None:
     # 10 blocks of 1 MB, out and in: 20 ms; 160 tokens anew: 16 ms; 320: 32 ms
     assert not policy.prefers_swap(10, 160, 1_000_000)
     assert policy.prefers_swap(10, 320, 1_000_000)
-    with pytest.raises(ValueError, match="must be positive"):
+    with pytest.raises(ValueError, match="must be a positive number"):
         SwapPolicy(bytes_per_second=0)
 
 
