@@ -115,8 +115,10 @@ def _arithmetic_key(name: str, sub: list[str], type: str, flags: int, modifiers:
         return ".".join((name, *sub, type)), 0
     if name == "mad":
         name = "fma"
-    if type == "f64" and name in ("rcp", "rsqrt") and "approx" in modifiers:
-        return f"{name}.approx.f64", flags
+    # Where there is a correctly rounded form too, the approximate one is another operation.
+    exact_too = ("div", "rcp", "sqrt") if type == "f32" else ("rcp", "rsqrt") if type == "f64" else ()
+    if name in exact_too and ("approx" in modifiers or "full" in modifiers):
+        return f"{name}.approx.{type}", flags
     return ".".join((name, *sub, type)), flags
 
 

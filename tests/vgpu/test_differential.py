@@ -14,7 +14,10 @@ import vgpu_semantics as ref
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from vgpu_all_forms import FORMS
+from vgpu_evaluate import evaluate
 from vgpu_forms import FLOATS, Form, check, edges, rows_of, width
+
+APPROXIMATE = [f for forms in FORMS.values() for f in forms if f.real is not None and f.result in FLOATS]
 
 
 @pytest.mark.parametrize("family", FORMS)
@@ -39,6 +42,20 @@ def test_arbitrary_values(data: st.DataObject) -> None:
         for t in form.operands
     ]
     check(form, data.draw(st.lists(st.tuples(*one), min_size=1, max_size=48)))
+
+
+@pytest.mark.parametrize("form", APPROXIMATE, ids=lambda form: form.name)
+def test_approximations_are_as_wrong_as_documented(form: Form) -> None:
+    """Within the bound, and over half of it somewhere: a kernel that needs more than is documented does not pass."""
+    rng = np.random.default_rng(11)
+    columns = [num.patterns(rng.uniform(0.3, 1.7, 2000), t) for t in form.operands]
+    check(form, list(zip(*(c.tolist() for c in columns), strict=True)))
+    bits = width(form.result)
+    got = evaluate(form.text, [bits] * len(columns), [c.tolist() for c in columns], bits)
+    assert form.real is not None
+    exact = form.real(*columns)
+    error = np.abs(num.value(np.array(got, np.uint64), form.result) - exact)
+    assert (error / np.maximum(form.absolute, form.relative * np.abs(exact))).max() > 0.5
 
 
 def bits_of(type: str) -> int:

@@ -29,6 +29,7 @@ class Form:
         result: type of the result.
         function: columns of operand patterns -> column of result patterns (64-bit unsigned).
         relative, absolute: the documented error of an approximation; 0 for exact forms.
+        real: columns of operand patterns, of one half where packed -> exact values, from which that error is counted.
         keep: which rows the manual defines a result for.
     """
 
@@ -38,6 +39,7 @@ class Form:
     function: Function
     relative: float = 0.0
     absolute: float = 0.0
+    real: Callable[..., num.Reals] | None = None
     keep: Callable[..., npt.NDArray[np.bool_]] | None = None
 
     @property
@@ -115,14 +117,14 @@ def check(form: Form, rows: Sequence[tuple[int, ...]]) -> None:
     bits = width(form.result)
     got = evaluate(form.text, [width(t) for t in form.operands], [[int(v) for v in c] for c in columns], bits)
     with np.errstate(all="ignore"):
-        wrong = _differ(np.array(got, np.uint64), want, form)
+        wrong = _differ(np.array(got, np.uint64), want, form, columns)
     if wrong.any():
         k = int(np.flatnonzero(wrong)[0])
         source = ", ".join(hex(int(c[k])) for c in columns)
         raise AssertionError(f"{form.text}: of {source} gave {got[k]:#x}, expected {int(want[k]):#x}")
 
 
-def _differ(got: Bits, want: Bits, form: Form) -> npt.NDArray[np.bool_]:
+def _differ(got: Bits, want: Bits, form: Form, columns: Sequence[Bits]) -> npt.NDArray[np.bool_]:
     scalar, packed, _ = form.result.partition("x2")
     if scalar not in FLOATS:
         return got != want
@@ -134,7 +136,8 @@ def _differ(got: Bits, want: Bits, form: Form) -> npt.NDArray[np.bool_]:
         a, b = num.value(x, scalar), num.value(y, scalar)
         same = (x == y) | (np.isnan(a) & np.isnan(b))
         if form.relative or form.absolute:
-            same |= np.isfinite(b) & (np.abs(a - b) <= np.maximum(form.absolute, form.relative * np.abs(b)))
+            exact = b if form.real is None else form.real(*(c >> np.uint64(shift) & mask for c in columns))
+            same |= np.isfinite(b) & (np.abs(a - exact) <= np.maximum(form.absolute, form.relative * np.abs(exact)))
         wrong |= ~same
     return wrong
 
@@ -172,6 +175,12 @@ def floats(name: str, f: Callable[..., num.Reals], mode: str = "rn", modifiers: 
         return num.patterns(np.where(x > 0, x, np.where(np.isnan(x), x, 0.0)), name) if ".relu" in modifiers else bits
 
     return apply
+
+
+def reals(name: str, f: Callable[..., num.Reals], modifiers: str = "") -> Callable[..., num.Reals]:
+    """The values of `floats` before they are rounded to the format."""
+    values = lambda c: num.value(num.flush_patterns(c, name) if ".ftz" in modifiers else c, name)
+    return lambda *columns: f(*map(values, columns))
 
 
 def halves(form: Form, *, text: str = "") -> Form:

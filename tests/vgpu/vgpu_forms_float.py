@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import vgpu_numpy as num
 import vgpu_semantics as ref
-from vgpu_forms import Bits, Form, Function, floats, halves, text_of
+from vgpu_forms import Bits, Form, Function, floats, halves, reals, text_of
 from vgpu_numpy import Reals
 
 MODES = ("rn", "rz", "rm", "rp")
@@ -105,8 +105,9 @@ def quotients() -> Iterator[Form]:
         for kind in ("approx", "full"):
             size = lambda b: np.abs(num.value(b, "f32"))
             in_range = lambda a, b, size=size: (size(b) >= 2.0**-126) & (size(b) <= 2.0**126)
-            f = floats("f32", divide, "rn", ftz)
-            yield Form(text_of(f"div.{kind}{ftz}.f32", 2), ("f32", "f32"), "f32", f, relative=2.0**-22, keep=in_range)
+            f, real = floats("f32", divide, "rn", ftz), reals("f32", divide, ftz)
+            text = text_of(f"div.{kind}{ftz}.f32", 2)
+            yield Form(text, ("f32", "f32"), "f32", f, relative=2.0**-22, real=real, keep=in_range)
     for mode in MODES[1:]:
         f = signed_zero(exact("f32", ref.div, mode))
         value = lambda x: num.value(x, "f32")
@@ -219,16 +220,12 @@ def approximations() -> Iterator[Form]:
         keep = (lambda a: ~(np.abs(num.value(a, "f32")) > np.pi)) if periodic else None
         for ftz in ("", ".ftz") if opcode[:4] != "tanh" else ("",):
             text = text_of(f"{opcode}{ftz}.f32", 1)
-            yield Form(text, (name,), name, floats(name, f, "rn", ftz), relative, absolute, keep)
+            real = reals(name, f, ftz)
+            yield Form(text, (name,), name, floats(name, f, "rn", ftz), relative, absolute, real, keep)
     for opcode, (name, f, relative, absolute) in HALF_APPROXIMATIONS.items():
-        form = Form(
-            text_of(opcode, 1),
-            (name,),
-            name,
-            floats(name, f, "rn", ".ftz" if "ftz" in opcode else ""),
-            relative,
-            absolute,
-        )
+        ftz = ".ftz" if "ftz" in opcode else ""
+        function, real = floats(name, f, "rn", ftz), reals(name, f, ftz)
+        form = Form(text_of(opcode, 1), (name,), name, function, relative, absolute, real)
         yield from (form, halves(form))
 
 

@@ -48,6 +48,11 @@ CUDA_PAGED_FAULTS = (
         gpu_case((40, 17), soft_cap=20.0),
     ),
     fault(
+        "approximate tanh", "soft cap", "if (PT_HAS_CAP) score = soft_cap * tanhf(score / soft_cap);",
+        'if (PT_HAS_CAP) { score /= soft_cap; asm("tanh.approx.f32 %0, %0;" : "+f"(score)); score *= soft_cap; }',
+        VALUE, gpu_case((40, 17), soft_cap=20.0),
+    ),
+    fault(
         "ALiBi slope of the KV head", "ALiBi", "alibi_slopes[head]", "alibi_slopes[kv_head]", VALUE,
         gpu_case((100, 17), alibi=True),
     ),

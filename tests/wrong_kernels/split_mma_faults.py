@@ -16,6 +16,7 @@ QUERIES = gpu_case(query_lens=(3, 1, 2, 4))
 WINDOWED_QUERIES = gpu_case((100, 40), query_lens=(3, 4), window=20)
 WINDOW = gpu_case((100, 40), window=20)
 SINKS = gpu_case((200, 40), sinks=True)
+CAPPED = gpu_case((40, 17), soft_cap=20.0)
 FP8 = gpu_case((40, 17), kv_dtype=DType.FP8_E4M3, scale_kind=ScaleKind.PER_HEAD)
 STREAM, PRODUCTS, RESULT = (f"split_mma_{part}.cuh" for part in ("stream", "products", "result"))
 ROWS = "split_rows.cuh"
@@ -134,6 +135,11 @@ SPLIT_MMA_FAULTS = (
           QUERIES, file=RESULT),
     fault("all queries at the last position", "query-length mask", "position(s.context - s.query_len)",
           "position(s.context - 1)", VALUE, QUERIES, file=ROWS),
+    fault(
+        "approximate tanh", "soft cap", "if (PT_HAS_CAP) x = soft_cap * tanhf(x / soft_cap);",
+        'if (PT_HAS_CAP) { x /= soft_cap; asm("tanh.approx.f32 %0, %0;" : "+f"(x)); x *= soft_cap; }',
+        VALUE, CAPPED, file=RESULT,
+    ),
     fault("K scale dropped", "#16", "if (PT_HAS_SCALES) factor *= p.k_scale[w.kv_head * PT_SCALE_STRIDE];", "",
           VALUE, FP8, file=RESULT),
     fault("K scale for V", "scale swapped", "p.v_scale[w.kv_head", "p.k_scale[w.kv_head", VALUE, FP8, file=RESULT),

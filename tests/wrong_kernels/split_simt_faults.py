@@ -15,6 +15,7 @@ SPLIT = {"num_splits": 4, "split_tokens": 16, "num_warps": 1, "keys_per_lane": 4
 LAST = SPLIT | {"merge": "last_block"}
 WINDOW = gpu_case((40, 17), query_lens=(3, 2), window=20)
 LONG = gpu_case((70,))
+CAPPED = gpu_case((40, 17), soft_cap=20.0)
 SINKS = gpu_case((70,), sinks=True)
 FP8 = gpu_case((40, 17), kv_dtype=DType.FP8_E4M3, scale_kind=ScaleKind.PER_HEAD)
 HIGH = gpu_case((33,), Hazard.HIGH_POOL)
@@ -58,6 +59,9 @@ SPLIT_SIMT_FAULTS = (
     fault("keys of several lanes counted twice", "duplicates",
           "KEYS < LANES ? state.total[r] * (float(KEYS) / LANES) : state.total[r]", "state.total[r]",
           (*VALUE, Check.PARTIALS), file=RESULT),
+    fault("approximate tanh", "soft cap", "if (PT_HAS_CAP) x = soft_cap * tanhf(x / soft_cap);",
+          'if (PT_HAS_CAP) { x /= soft_cap; asm("tanh.approx.f32 %0, %0;" : "+f"(x)); x *= soft_cap; }',
+          VALUE, CAPPED, file=STATE),
     fault("k_scale dropped", "#16", "raw_scale *= p.k_scale[w.kv_head * PT_SCALE_STRIDE]", "raw_scale *= 1.0f",
           VALUE, FP8, file=STATE),
     fault("v_scale of the first head", "#17", "p.v_scale[w.kv_head * PT_SCALE_STRIDE]", "p.v_scale[0]", VALUE, FP8,

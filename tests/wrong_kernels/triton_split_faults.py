@@ -89,6 +89,11 @@ TRITON_SPLIT_FAULTS = (
         VALUE, gpu_case((1, 2, 3), soft_cap=200.0),
     ),
     fault(
+        "approximate tanh", "soft cap", "libdevice.tanh(scores / cap)",
+        'tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [scores / cap], tl.float32, True, 1)',
+        VALUE, gpu_case((40, 17), soft_cap=20.0),
+    ),
+    fault(
         "no causal mask among several queries", "query-length mask",
         "tl.minimum(begin + share, position + 1)", "tl.minimum(begin + share, context_len)", VALUE, QUERIES,
     ),

@@ -80,11 +80,37 @@ template <class T> inline T min_max(T a, T b, i32 flags, bool maximum) {
     return r;
 }
 
+// Approximate instructions are as wrong as the PTX ISA allows, so that a kernel cannot lean on what no GPU promises: their
+// exact results, rounded once to as few bits as the documented bound has room for. Powers of two and order are kept.
+// `STORED` mantissa bits: a relative error of up to 2^-(STORED + 1), or 2^(22 - STORED) ulp. Subnormal numbers, infinities
+// and NaN pass; what would round up to infinity is cut off, an error within the bound as such a mantissa is almost 2.
+template <int STORED> inline float coarse(double x) {
+    if (!(std::fabs(x) >= 0x1p-126 && std::fabs(x) <= std::numeric_limits<float>::max())) return float(x);
+    const u64 bits = bits_as<u64>(x), dropped = (1ull << (52 - STORED)) - 1;
+    const float nearest = float(bits_as<double>((bits + (dropped >> 1) + (bits >> (52 - STORED) & 1)) & ~dropped));
+    return std::isinf(nearest) ? float(bits_as<double>(bits & ~dropped)) : nearest;
+}
+// Multiples of 2^-PLACES: an absolute error of up to 2^-(PLACES + 1). For |x| <= 1.
+template <int PLACES> inline float coarse_places(double x) {
+    constexpr double STEPS = 1 << PLACES;
+    return float(std::nearbyint(x * STEPS) / STEPS);
+}
+// The bounds, from the PTX ISA's section of floating-point instructions: tanh 2^-11 relative; ex2, div.approx and div.full
+// 2 ulp, rcp 1 ulp; sqrt 2^-23 and rsqrt 2^-22.9 relative; sin and cos 2^-20.5 absolute; lg2 2^-22, absolute in (0.5, 2) and
+// relative elsewhere.
+inline float coarse_lg2(float a) {
+    const double r = std::log2(double(a));
+    return a > 0.5f && a < 2.0f ? coarse_places<21>(r) : coarse<21>(r);
+}
+
 VG_F2("add.f32", a + b) VG_F2("sub.f32", a - b) VG_F2("mul.f32", a * b) VG_F2("div.f32", a / b)
 VG_ON("fma.f32", f32_3(w, i, exec, [](float a, float b, float c) -> float { return std::fma(a, b, c); });)
 VG_F1("neg.f32", -a) VG_F1("abs.f32", std::fabs(a)) VG_F1("sqrt.f32", std::sqrt(a)) VG_F1("rcp.f32", 1.0f / a)
-VG_F1("rsqrt.f32", float(1.0 / std::sqrt(double(a)))) VG_F1("ex2.f32", std::exp2(a)) VG_F1("lg2.f32", std::log2(a))
-VG_F1("sin.f32", std::sin(a)) VG_F1("cos.f32", std::cos(a)) VG_F1("tanh.f32", std::tanh(a))
+#define VG_A1(key, expr) VG_ON(key, f32_1(w, i, exec, [](double a) -> float { return expr; });)
+VG_ON("div.approx.f32", f32_2(w, i, exec, [](double a, double b) -> float { return coarse<21>(a / b); });)
+VG_A1("sqrt.approx.f32", coarse<22>(std::sqrt(a))) VG_A1("rcp.approx.f32", coarse<22>(1.0 / a))
+VG_A1("rsqrt.f32", coarse<22>(1.0 / std::sqrt(a))) VG_A1("ex2.f32", coarse<21>(std::exp2(a))) VG_F1("lg2.f32", coarse_lg2(a))
+VG_A1("sin.f32", coarse_places<20>(std::sin(a))) VG_A1("cos.f32", coarse_places<20>(std::cos(a))) VG_A1("tanh.f32", coarse<10>(std::tanh(a)))
 VG_2("copysign.f32", u32, u32, u32, (b & 0x7fffffffu) | (a & 0x80000000u))
 VG_2("copysign.f64", u64, u64, u64, (b & ~(1ull << 63)) | (a & 1ull << 63))
 VG_ON("min.f32", { const i32 g = i.p[0]; Instr j = i; j.p[0] &= FTZ; f32_2(w, j, exec, [g](float a, float b) { return min_max(a, b, g, false); }); })
@@ -109,15 +135,19 @@ template <class F> inline void upper_word(Warp& w, const Instr& i, u32 exec, F f
 VG_ON("rcp.approx.f64", upper_word(w, i, exec, [](double a) { return 1.0 / a; });)
 VG_ON("rsqrt.approx.f64", upper_word(w, i, exec, [](double a) { return 1.0 / std::sqrt(a); });)
 
-// ---- 16-bit and packed arithmetic: exact in float or double, then one rounding
+// ---- 16-bit and packed arithmetic: exact in float or double, then one rounding; ex2 and tanh as coarse as documented
 struct H16 {
     static float get(u16 x) { return f16_to_f32(x); }
     static u16 put(float x) { return f32_to_f16(x); }
+    static float coarse_ex2(double r) { return coarse<9>(r); }           // 2^-9.9 relative
+    static float coarse_tanh(double r) { return coarse_places<10>(r); }  // 2^-10.987 absolute
     static u16 put_fma(float a, float b, float c) { return u16(encode(F16, fma_odd(a, b, c), RN, false)); }
 };
 struct B16 {
     static float get(u16 x) { return bf16_to_f32(x); }
     static u16 put(float x) { return f32_to_bf16(x); }
+    static float coarse_ex2(double r) { return coarse<6>(r); }          // 2^-7 relative
+    static float coarse_tanh(double r) { return coarse_places<7>(r); }  // 2^-8 absolute
     static u16 put_fma(float a, float b, float c) { return u16(encode(BF16, fma_odd(a, b, c), RN, false)); }
 };
 inline float half_flags(float x, i32 flags) {
@@ -170,7 +200,8 @@ template <class H, class F> inline void half_op(Warp& w, const Instr& i, u32 exe
     VG_HALF(H, "neg", 1, t, u16(a ^ 0x8000)) VG_HALF(H, "abs", 1, t, u16(a & 0x7fff))           \
     VG_HALF(H, "min", 2, t, H::put(min_max(H::get(a), H::get(b), g, false)))                    \
     VG_HALF(H, "max", 2, t, H::put(min_max(H::get(a), H::get(b), g, true)))                     \
-    VG_HALF(H, "ex2", 1, t, H::put(std::exp2(H::get(a)))) VG_HALF(H, "tanh", 1, t, H::put(std::tanh(H::get(a))))
+    VG_HALF(H, "ex2", 1, t, H::put(H::coarse_ex2(std::exp2(double(H::get(a))))))                        \
+    VG_HALF(H, "tanh", 1, t, H::put(H::coarse_tanh(std::tanh(double(H::get(a))))))
 VG_HALVES(H16, "f16")
 VG_HALVES(B16, "bf16")
 
