@@ -9,6 +9,8 @@ import pytest
 import torch
 from vgpu_attention import H100
 
+from pagedtune.harness.case import Case
+from pagedtune.harness.gate import run_case
 from pagedtune.harness.vgpu.report import StepReport
 from pagedtune.harness.vgpu.virtual_gpu import VirtualGpu, VirtualGpuOptions
 from pagedtune.kernels.bounds import Bounds
@@ -17,7 +19,9 @@ from pagedtune.kernels.dtypes import DType
 from pagedtune.kernels.pool_format import Layout, PoolFormat, ScaleKind
 from pagedtune.kernels.problem import Problem
 from pagedtune.kernels.triton_cache import TritonCopyBlocks, TritonGatherKV, TritonKVWrite
-from pagedtune.kernels.variant import Variant
+from pagedtune.kernels.variant import Op, Variant
+from pagedtune.kernels.workload import Workload
+from pagedtune.tuner.configs import Configs
 
 PROBLEM = Problem(16, 8, 128)
 BF16 = PoolFormat(16, DType.BF16)
@@ -134,3 +138,22 @@ def test_e4m3_needs_a_device_that_triton_converts_on() -> None:
     assert reason is not None
     assert "8.9" in reason
     assert CudaKVWrite().reject(PROBLEM, FP8, CudaKVWrite().config_type(), a100) is None
+
+
+@pytest.mark.parametrize("name", ["l40s", "h100"])
+@pytest.mark.parametrize("variant", [CudaKVWrite(), TritonKVWrite()], ids=lambda v: v.name)
+def test_e4m3_is_rounded_once_on_every_device(variant: Variant, name: str) -> None:
+    """Thousands of fp32 values, some of them next to a tie: through fp16, as compilers do before sm_90, they would be on it."""
+    if importlib.util.find_spec("triton") is None:
+        pytest.skip("Triton is not installed")
+    case = Case(
+        Op.KV_WRITE,
+        Problem(8, 2, 64, q_dtype=DType.FP32, max_query_len=16),
+        PoolFormat(16, DType.FP8_E4M3),
+        Workload((20, 16), (16, 16), "two"),
+    )
+    device = Configs().gpu(name).device(name)
+    result = run_case(
+        variant, variant.default_config(case.problem, case.pool_format, case.bounds, device), case, device
+    )
+    assert result.passed, result.reason

@@ -33,6 +33,9 @@ def fault(
     return GpuFault(name, source, old, new, expected, case, config)
 
 
+# Enough fp32 values that some lie next to a tie of e4m3, and on it once they are halves.
+FP8_FINE = gpu_case((200,), query_lens=(64,), op=Op.KV_WRITE, q_dtype=DType.FP32, kv_dtype=DType.FP8_E4M3)
+
 CUDA_WRITE_FAULTS = (
     fault("pool offset in 32 bits", "#3", "const i64 row = block_id * block + slot_id * slot + head_id * head;",
           "const i64 row = unsigned(block_id * block + slot_id * slot + head_id * head);", SEEN, HIGH_WRITE),
@@ -81,6 +84,8 @@ CUDA_GATHER_FAULTS = (
 )  # fmt: skip
 
 TRITON_WRITE_FAULTS = (
+    fault("e4m3 rounded twice", "rounding", "to_e4m3(x.to(tl.float32))", "to_e4m3(x.to(tl.float16).to(tl.float32))",
+          EXACT, FP8_FINE),
     fault("rows past the batch are written", "#23", "(at < ROWS * HEADS * DIM) & (token < num_tokens)",
           "at < ROWS * HEADS * DIM", SEEN, LOOSE_WRITE),
     fault("int8 is cut", "rounding", "libdevice.rint(x.to(tl.float32))", "x.to(tl.float32)", EXACT, INT8),
