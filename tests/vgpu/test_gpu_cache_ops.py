@@ -143,7 +143,7 @@ def test_e4m3_needs_a_device_that_triton_converts_on() -> None:
 @pytest.mark.parametrize("name", ["l40s", "h100"])
 @pytest.mark.parametrize("variant", [CudaKVWrite(), TritonKVWrite()], ids=lambda v: v.name)
 def test_e4m3_is_rounded_once_on_every_device(variant: Variant, name: str) -> None:
-    """Thousands of fp32 values, some of them next to a tie: through fp16, as compilers do before sm_90, they would be on it."""
+    """Thousands of fp32 values, some next to a tie: by way of fp16, as a compiler may go, they would be on it."""
     if importlib.util.find_spec("triton") is None:
         pytest.skip("Triton is not installed")
     case = Case(
