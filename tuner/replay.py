@@ -149,7 +149,7 @@ class _Replay:
         self.cache = PrefixCache(self.allocator, settings.block_size) if settings.prefix_cache else None
         config = SchedulerConfig(settings.token_budget, debug=settings.check_every > 0)
         self.scheduler = Scheduler(self.allocator, tables, config, prefix_cache=self.cache)
-        self.template = Request("", (0,), 1)
+        self.template = Request("template", (0,), 1)
         self.now = 0.0
         self.next_arrival = self.finished = self.steps = self.tokens = 0
         self.step_ns: list[int] = []

@@ -127,7 +127,7 @@ class _Soak:
         self.scheduler = Scheduler(self.allocator, tables, config, swap, self.cache)
         self.longest = settings.num_blocks * settings.block_size // 3
         self.systems = [self.random.integers(0, VOCAB, 40).tolist() for _ in range(20)]
-        self.template = Request("", (0,), 1)
+        self.template = Request("template", (0,), 1)
         self.flight: list[StepPlan] = []
         self.added = self.finished = self.cancelled = self.forks = self.steps = self.checks = 0
         self.used = 0.0
