@@ -43,6 +43,7 @@ class Hazard(StrEnum):
     LIVE_NAN = "live_nan"
     SKIPPED_TOKENS = "skipped_tokens"
     HIGH_STAGING = "high_staging"
+    HIGH_ROWS = "high_rows"
     GAPPED_POOL = "gapped_pool"
 
     @property
@@ -71,6 +72,7 @@ HAZARD_REASONS = {
     Hazard.SKIPPED_TOKENS: "a written token has slot -1 and NaN as its value, a listed block is -1: no trace of them",
     Hazard.GAPPED_POOL: "there are gaps inside the blocks of a pool: a block is not one piece of memory",
     Hazard.HIGH_STAGING: "the one live row of the staging buffer lies above 2^32 elements: a 32-bit offset wraps",
+    Hazard.HIGH_ROWS: "the last rows of q, out and lse lie above 2^32 elements: a 32-bit offset wraps",
 }
 
 
@@ -157,6 +159,8 @@ _EXCLUSIVE = (
     (Hazard.STRIDED_POOL, Hazard.HIGH_POOL),
     (Hazard.GAPPED_POOL, Hazard.HIGH_POOL),
     (Hazard.HUGE_SINKS, Hazard.INF_SINKS),
+    (Hazard.STRIDED, Hazard.HIGH_ROWS),
+    (Hazard.OFFSET_BASE, Hazard.HIGH_ROWS),
     (Hazard.HIGH_STAGING, Hazard.SKIPPED_TOKENS),  # all rows but the last are skipped as it is
 )
 _ATTENTION_ONLY = {
@@ -166,6 +170,7 @@ _ATTENTION_ONLY = {
     Hazard.HUGE_SINKS,
     Hazard.INF_SINKS,
     Hazard.LIVE_NAN,
+    Hazard.HIGH_ROWS,
 }
 
 
@@ -181,6 +186,8 @@ def reject_case(case: Case) -> str | None:
         return "skipped_tokens belongs to kv_write, copy_blocks, pack_blocks and unpack_blocks"
     if Hazard.HIGH_STAGING in hazards and case.op not in SWAPS:
         return "high_staging belongs to pack_blocks and unpack_blocks"
+    if Hazard.HIGH_ROWS in hazards and sum(case.workload.query_lens) < 2:
+        return "high_rows needs two query tokens: a single row is the first one"
     if hazards & {Hazard.HUGE_SINKS, Hazard.INF_SINKS} and not problem.sinks:
         return "a hazard of sinks needs a problem with sinks"
     if Hazard.SATURATED_CAP in hazards and (problem.soft_cap is None or case.family is not Family.RANDOM):

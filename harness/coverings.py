@@ -132,7 +132,7 @@ def dimensions_of(op: Op, level: Level, kind: DeviceKind = DeviceKind.CPU) -> di
         "queries": tuple(d.QUERIES),
     }
     if op is Op.ATTENTION:
-        spans |= {"feature": d.FEATURES, "outputs": d.OUTPUTS, "values": d.VALUES}
+        spans |= {"feature": d.FEATURES, "outputs": d.OUTPUTS, "values": d.VALUES, "memory": d.ATTENTION_MEMORIES}
     else:
         spans |= _cache_dimensions(op, gpu)
     if level is Level.TINY:
@@ -189,6 +189,8 @@ def possible(row: Row, kind: DeviceKind = DeviceKind.CPU) -> bool:
     if dtypes and dtypes[1] is DType.INT8 and Hazard.LIVE_NAN in hazards:
         return False
     if "feature" in row and hazards & {Hazard.HUGE_SINKS, Hazard.INF_SINKS} and not row["feature"].fields.get("sinks"):
+        return False
+    if Hazard.HIGH_ROWS in hazards and "lengths" in row and len(d.ALL_LENGTHS[row["lengths"]](1)) < 2:
         return False
     if {Hazard.HIGH_STAGING, Hazard.SKIPPED_TOKENS} <= hazards:
         return False

@@ -24,7 +24,7 @@ class Mirror:
     """One allocation of the gate and its place on the device.
 
     Args:
-        parent: the allocation on the host.
+        parent: the allocation on the host: one piece, or rows far apart.
         memory: where it lies on the device.
         offset: byte of `memory` at which `parent` begins.
         first: lowest host address that has a place on the device.
@@ -37,11 +37,18 @@ class Mirror:
 
     def send(self) -> None:
         """Host to device."""
-        self.memory.copy_from(self.parent, self.offset)
+        for piece, offset in self._pieces():
+            self.memory.copy_from(piece, offset)
 
     def fetch(self) -> None:
         """Device to host."""
-        self.memory.copy_to(self.parent, self.offset)
+        for piece, offset in self._pieces():
+            self.memory.copy_to(piece, offset)
+
+    def _pieces(self) -> Iterable[tuple[torch.Tensor, int]]:
+        """The contiguous parts of `parent`, each with its byte of `memory`."""
+        pieces = (self.parent,) if self.parent.is_contiguous() else self.parent.unbind()
+        return [(piece, self.offset + piece.data_ptr() - self.parent.data_ptr()) for piece in pieces]
 
 
 class CudaMachine:
@@ -104,9 +111,10 @@ class CudaMachine:
         return run
 
     def _mirror(self, name: str, carved: Carved) -> Mirror:
-        """Room for an allocation, at the same alignment; for a high pool, room for all of it."""
+        """Room for an allocation, at the same alignment; for a high pool or rows far apart, room for all of it."""
         parent = carved.parent
-        num_bytes = parent.numel() * parent.element_size()
+        last = sum((size - 1) * stride for size, stride in zip(parent.shape, parent.stride(), strict=True))
+        num_bytes = (last + 1) * parent.element_size() if parent.numel() else 0
         if carved.guarded:
             offset = parent.data_ptr() % ALIGNMENT
             return Mirror(parent, self._context.allocate(num_bytes + offset), offset, parent.data_ptr())

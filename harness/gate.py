@@ -68,7 +68,7 @@ def _one_thread() -> Iterator[None]:
 
 
 class PoolUnavailable(Exception):
-    """This machine does not give the address space of a high pool."""
+    """This machine does not give the address space of a high pool or of rows far apart."""
 
 
 def first_failure(variant: Variant, config: Config, cases: Iterable[Case], device: Device) -> CaseResult | None:
@@ -98,7 +98,7 @@ def _examine(
     try:
         runs = [runner.first(Poison.NAN), runner.first(Poison.FINITE)]
     except OSError as error:
-        if {Hazard.HIGH_POOL, Hazard.HIGH_STAGING} & set(case.hazards):
+        if {Hazard.HIGH_POOL, Hazard.HIGH_STAGING, Hazard.HIGH_ROWS} & set(case.hazards):
             raise PoolUnavailable(f"no address space for memory above 2^32 elements: {error}") from error
         raise
     # The third launch finds the workspaces as the first one left them.

@@ -16,7 +16,7 @@ from pagedtune.kernels.slots import attention_slots
 
 from .case import Case, Hazard
 from .content import Content, make_content
-from .memory import Carved, Poison, carve
+from .memory import Carved, Poison, carve, reserve_apart
 from .placement import Placement, place
 from .pools import make_pools, make_token_scales, offset_of, unit_of
 
@@ -106,7 +106,7 @@ class AttentionInputs:
             if getattr(content, name) is not None and name not in case.pool_format.block_slots:
                 values[name] = getattr(content, name)
         slots = {
-            **{name: self._copy(value, poison, unit_of(plan, name)) for name, value in values.items()},
+            **{name: self._copy(name, value, poison, unit_of(plan, name)) for name, value in values.items()},
             **make_pools(case, plan, self.placement, content.k, content.v, poison),
             **make_token_scales(case, plan, self.placement, (content.k_scale, content.v_scale), poison),
             "block_table": make_table(case, self.placement, chosen, poison, unit_of(plan, "block_table")),
@@ -129,10 +129,20 @@ class AttentionInputs:
         return [row for s in sequences for row in range(int(starts[s]), int(starts[s + 1]))]
 
     def _empty(self, shape: Sequence[int], dtype: torch.dtype, poison: Poison, plan: LaunchPlan, name: str) -> Carved:
+        if self._rows_apart(shape):
+            return reserve_apart(shape, dtype, poison)
         unit = unit_of(plan, name)
         return carve(shape, dtype, poison, self._pad(shape, unit), offset_of(self._case, unit), canary=True)
 
-    def _copy(self, values: torch.Tensor, poison: Poison, unit: int) -> Carved:
+    def _rows_apart(self, shape: Sequence[int]) -> bool:
+        """Whether rows of q, out and lse lie far apart; the single row of a batch of one token cannot."""
+        return Hazard.HIGH_ROWS in self._case.hazards and shape[0] > 1
+
+    def _copy(self, name: str, values: torch.Tensor, poison: Poison, unit: int) -> Carved:
+        if name == "q" and self._rows_apart(values.shape):
+            carved = reserve_apart(values.shape, values.dtype, poison)
+            carved.view.copy_(values)
+            return carved
         pad = self._pad(values.shape, unit) if values.dim() > 1 else ()
         carved = carve(values.shape, values.dtype, poison, pad, offset_of(self._case, unit))
         carved.view.copy_(values)

@@ -12,6 +12,7 @@ import torch
 
 GUARD_BYTES = 1024  # on each side: a stray vector store or an off-by-one row of a small tensor lands in it
 HIGH_ELEMENTS = 1 << 32  # a high pool starts its live blocks here, so that a 32-bit offset wraps to mapped memory
+ROW_ALIGNMENT = 64  # elements: rows that lie far apart stay as aligned as contiguous ones
 _MAP_NORESERVE_LINUX = 0x4000  # <asm-generic/mman.h>; Python has no name for it before 3.12
 
 
@@ -97,7 +98,8 @@ class Carved:
     """A tensor inside a larger allocation.
 
     Args:
-        parent: the whole allocation, one-dimensional (for a high pool, only the part around the live blocks).
+        parent: the whole allocation, one-dimensional (for a high pool, only the part around the live blocks; for rows
+            far apart, the rows).
         view: the tensor that the kernel gets.
         guarded: whether `parent` holds all of `view`, with guard bands around it.
         before: copy of `parent`, taken by `freeze`.
@@ -143,7 +145,8 @@ class Carved:
         frozen = self._frozen()
         if same_bits(after, frozen):
             return None
-        return first_difference(after, frozen)[0] - self._start()
+        place = first_difference(after, frozen)
+        return sum(i * stride for i, stride in zip(place, self.parent.stride(), strict=True)) - self._start()
 
 
 def carve(
@@ -191,6 +194,27 @@ def reserve_rows(rows: int, length: int, stride: int, dtype: torch.dtype) -> Car
     """
     flat = _reserved((rows - 1) * stride + length, dtype)
     return Carved(flat[-length:], flat.as_strided((rows, length), (stride, 1)), guarded=False)
+
+
+def reserve_apart(shape: Sequence[int], dtype: torch.dtype, poison: Poison) -> Carved:
+    """A tensor filled with the canary, whose last row along the first dimension lies above `HIGH_ELEMENTS`: rows are
+    contiguous, all equally far apart, and what is between them has no pages and is not compared.
+
+    Args:
+        shape: at least two rows.
+
+    Raises:
+        OSError: the system refuses the address space.
+    """
+    rows, length = shape[0], math.prod(shape[1:])
+    apart = -(-HIGH_ELEMENTS // (rows - 1) // ROW_ALIGNMENT) * ROW_ALIGNMENT
+    flat = _reserved((rows - 1) * apart + length, dtype)
+    inner = [math.prod(shape[i + 1 :]) for i in range(1, len(shape))]
+    carved = Carved(
+        flat.as_strided((rows, length), (apart, 1)), flat.as_strided(tuple(shape), (apart, *inner)), guarded=False
+    )
+    bits(carved.view).fill_(canary_bits(dtype, poison))
+    return carved
 
 
 def _reserved(num_elements: int, dtype: torch.dtype) -> torch.Tensor:

@@ -105,6 +105,7 @@ class AddressSpace:
     ) -> None:
         self.allocations: list[Allocation] = []
         self._addresses: dict[str, int] = {}
+        self._pieces: dict[str, list[tuple[torch.Tensor, Allocation]]] = {}
         self._next = FIRST_BASE
         self._bound = bound
         self._uninitialised = dict(uninitialised or {})
@@ -150,17 +151,20 @@ class AddressSpace:
         self.allocations.append(allocation)
 
     def _place_window(self, name: str, window: torch.Tensor) -> None:
-        """Places a tensor of which only `window` exists."""
+        """Places a tensor of which only `window` exists: one piece, or rows with nothing between them."""
         tensor = self._bound.tensors[name]
-        before = window.data_ptr() - tensor.data_ptr()
-        num_bytes = window.numel() * window.element_size()
-        self._addresses[name] = self._next
-        base = self._next + before
-        self._next += -(-(before + num_bytes) // SPACING) * SPACING + SPACING
-        granule = min(4, tensor.element_size())
-        self.allocations.append(
-            Allocation(name, base, window.data_ptr(), num_bytes, self._access(name), granule, keep=tensor)
-        )
+        first = self._addresses[name] = self._next
+        granule, access = min(4, tensor.element_size()), self._access(name)
+        whole = window.is_contiguous()
+        self._pieces[name] = []
+        for row, piece in enumerate([window] if whole else window.unbind()):
+            before = piece.data_ptr() - tensor.data_ptr()
+            num_bytes = piece.numel() * piece.element_size()
+            self._next = first + -(-(before + num_bytes) // SPACING) * SPACING + SPACING
+            shown = name if whole else f"{name}[{row}]"
+            allocation = Allocation(shown, first + before, piece.data_ptr(), num_bytes, access, granule, keep=tensor)
+            self.allocations.append(allocation)
+            self._pieces[name].append((piece, allocation))
 
     def _set_initialised(self, allocation: Allocation, names: list[str]) -> None:
         if allocation.access in (ACCESS_CODES[Access.OUT], WORKSPACE):
@@ -229,6 +233,13 @@ class AddressSpace:
     def by_name(self, name: str) -> Allocation | None:
         """The allocation that holds a slot."""
         return next((a for a in self.allocations if name in a.name.split("+")), None)
+
+    def pieces(self, name: str) -> list[tuple[torch.Tensor, Allocation]]:
+        """The parts of a slot or workspace that exist, each with the allocation that holds it."""
+        if name in self._pieces:
+            return self._pieces[name]
+        allocation = self.by_name(name)
+        return [] if allocation is None else [(self._bound.tensors[name], allocation)]
 
 
 def _address(bits: Bitmap | None) -> int | None:

@@ -52,7 +52,7 @@ class VirtualGpuOptions:
         raise_faults: raise on faults; otherwise read them from `report`.
         uninitialised: by slot, a boolean tensor (broadcast to the slot's) of elements that hold nothing yet.
         freed: slots whose memory was given back before the launch: any access is a fault.
-        windows: by slot, the part of it that exists, one-dimensional: the rest of a pool larger than memory does not.
+        windows: by slot, the part of it that exists, one piece or rows far apart.
     """
 
     num_threads: int = 0
@@ -292,12 +292,13 @@ def _unwritten(
     faults = []
     last = next((s.entry for s in reversed(bound.plan.steps) if isinstance(s, KernelStep)), "")
     for name, spec in bound.plan.slots.items():
-        allocation = space.by_name(name)
-        if spec.access is not Access.OUT or name not in bound.tensors or allocation is None:
+        if spec.access is not Access.OUT or name not in bound.tensors:
             continue
-        if allocation.base in written:
-            allocation.written = written[allocation.base]
-        missing = unwritten_elements(bound.tensors[name], allocation)
+        missing = 0
+        for tensor, allocation in space.pieces(name):
+            if allocation.base in written:
+                allocation.written = written[allocation.base]
+            missing += unwritten_elements(tensor, allocation)
         if missing:
             total = bound.tensors[name].numel()
             what = f"{missing} of {total} elements of {name}"

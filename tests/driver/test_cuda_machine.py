@@ -58,6 +58,7 @@ def on_stand_in(variant: Variant, config: Config, case: Case, context: CudaConte
         (Hazard.STRIDED_POOL, Hazard.REPLAY, Hazard.TAIL_FOREIGN),
         (Hazard.LOOSE_BOUNDS, Hazard.NO_LSE, Hazard.SHARED_BLOCKS),
         (Hazard.HIGH_POOL,),
+        (Hazard.HIGH_ROWS, Hazard.REPLAY),
     ],
     ids=lambda hazards: "+".join(hazards) or "plain",
 )

@@ -120,6 +120,30 @@ def test_a_high_pool_lies_above_two_to_the_32_elements() -> None:
     assert inputs.snapshot()["k_cache"].shape[0] < 16
 
 
+@pytest.mark.parametrize(("lens", "query_lens"), [((9, 5), ()), ((9, 5, 7), (3, 1, 2))])
+def test_high_rows_end_above_two_to_the_32_elements(lens: tuple[int, ...], query_lens: tuple[int, ...]) -> None:
+    """q, out and lse alike; every row exists, holds the right numbers, and a change of one is seen and undone."""
+    inputs = made(make_case(lens, Family.RANDOM, Hazard.HIGH_ROWS, query_lens=query_lens))
+    plain = made(make_case(lens, Family.RANDOM, query_lens=query_lens))
+    inputs.freeze()
+    for name in ("q", "out", "lse"):
+        carved = inputs.slots[name]
+        view, rows = carved.view, carved.view.shape[0]
+        assert (rows - 1) * view.stride(0) >= HIGH_ELEMENTS
+        assert view[0].is_contiguous()
+        assert torch.equal(bits(view), bits(plain.slots[name].view)), name
+        assert carved.changed_anywhere() is None
+        view[-1].flatten()[3] = 7.0
+        assert carved.changed_anywhere() == (rows - 1) * view.stride(0) + 3
+        carved.restore()
+        assert carved.changed_anywhere() is None
+
+
+def test_a_batch_of_one_token_has_no_high_rows() -> None:
+    with pytest.raises(ValueError, match="high_rows needs two query tokens"):
+        make_case((5,), Family.RANDOM, Hazard.HIGH_ROWS)
+
+
 def test_strided_and_offset_memory() -> None:
     case = make_case((5, 3), Family.RANDOM, Hazard.STRIDED, Hazard.OFFSET_BASE, Hazard.STRIDED_POOL)
     inputs = made(case)

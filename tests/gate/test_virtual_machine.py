@@ -30,6 +30,7 @@ CASES = (
     make_case((33, 1), Family.CODED, Hazard.HIGH_POOL, Hazard.TAIL_FOREIGN),
     make_case((20, 7), Family.NEEDLE, Hazard.REPLAY, Hazard.TAIL_MINUS_ONE, Hazard.STRIDED_POOL),
     make_case((40,), Family.RANDOM, kv_dtype=DType.INT8),
+    make_case((20, 0, 7), Family.RANDOM, Hazard.HIGH_ROWS, Hazard.REPLAY),
 )
 
 

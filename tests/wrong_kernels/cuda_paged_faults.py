@@ -27,6 +27,14 @@ CUDA_PAGED_FAULTS = (
         "K offset in 32 bits", "index width", "k_cache + block * k_block + slot * k_slot",
         "k_cache + int(block * k_block) + slot * k_slot", SEEN, gpu_case((33, 1), Hazard.HIGH_POOL),
     ),
+    fault(
+        "q offset in 32 bits", "index width", "q + token * q_token", "q + unsigned(token * q_token)", (*SEEN, *VALUE),
+        gpu_case((20, 33), Hazard.HIGH_ROWS),
+    ),
+    fault(
+        "output offset in 32 bits", "index width", "out[token * out_token", "out[int(token * out_token)",
+        (*SEEN, *VALUE, Check.WRITTEN), gpu_case((20, 33), Hazard.HIGH_ROWS),
+    ),
     fault("one token past the end", "tail mask", "end = min(position + 1,", "end = min(position + 2,", (*SEEN, *VALUE)),
     fault(
         "whole blocks at the start of a window", "window",

@@ -16,6 +16,7 @@ QUERIES = gpu_case(query_lens=(3, 1, 2, 4))
 WINDOWED_QUERIES = gpu_case((100, 40), query_lens=(3, 4), window=20)
 WINDOW = gpu_case((100, 40), window=20)
 SINKS = gpu_case((200, 40), sinks=True)
+HIGH_ROWS = gpu_case((70, 20), Hazard.HIGH_ROWS, query_lens=(1, 2))
 CAPPED = gpu_case((40, 17), soft_cap=20.0)
 FP8 = gpu_case((40, 17), kv_dtype=DType.FP8_E4M3, scale_kind=ScaleKind.PER_HEAD)
 STREAM, PRODUCTS, RESULT = (f"split_mma_{part}.cuh" for part in ("stream", "products", "result"))
@@ -62,6 +63,14 @@ SPLIT_MMA_FAULTS = (
         "i64(u32(block * v_block + slot * v_slot))",
         SEEN, gpu_case((33, 1), Hazard.HIGH_POOL), file=STREAM,
     ),
+    fault("q offset in 32 bits", "#3", "p.q + rows.token(row) * p.q_token", "p.q + u32(rows.token(row) * p.q_token)",
+          (*SEEN, *VALUE), HIGH_ROWS, file=PRODUCTS),
+    fault("output offset in 32 bits", "#3", "p.out + token(row) * p.out_token", "p.out + u32(token(row) * p.out_token)",
+          (*SEEN, *VALUE, Check.WRITTEN), HIGH_ROWS, file=ROWS),
+    fault("LSE offset in 32 bits", "#3", "p.lse + token(row) * p.lse_token", "p.lse + u32(token(row) * p.lse_token)",
+          (*SEEN, *VALUE, Check.WRITTEN), HIGH_ROWS, file=ROWS),
+    fault("output offset of a merged row in 32 bits", "#3", "out + token * out_token", "out + u32(token * out_token)",
+          (*SEEN, *VALUE, Check.WRITTEN), gpu_case((20, 70), Hazard.HIGH_ROWS), file="split_merge.cuh"),
     fault("one key past the end", "tail mask", "if (token >= stop ||", "if (token > stop ||", VALUE, file=RESULT),
     fault(
         "table read past its end", "#21", "u32(min(first_token(tile) + lane, end - 1))",

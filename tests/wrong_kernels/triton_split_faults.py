@@ -32,6 +32,10 @@ TRITON_SPLIT_FAULTS = (
         SEEN, gpu_case((33, 1), Hazard.HIGH_POOL),
     ),
     fault(
+        "q offset in 32 bits", "index width", "q_at = q + token * q_token", "q_at = q + (token * q_token).to(tl.int32)",
+        (*SEEN, *VALUE), gpu_case((33, 7), Hazard.HIGH_ROWS),
+    ),
+    fault(
         "V loaded without its tail mask", "tail mask",
         "v_tile = tl.load(v_at, mask=seen[:, None]", "v_tile = tl.load(v_at, mask=(tokens > -1)[:, None]",
         (*SEEN, *VALUE),
