@@ -15,7 +15,8 @@ from .metrics import SequenceReport, Snapshot
 from .plan import StepOutput
 from .prefix_cache import PrefixCache
 from .sampling import SamplingParams, logprobs_of, sample
-from .scheduler import Scheduler, SchedulerConfig
+from .scheduler import Scheduler
+from .scheduler_config import SchedulerConfig
 from .sequence import Finished, Request
 from .step_model import Forward, StepModel
 from .step_times import StepTimes

@@ -18,7 +18,8 @@ import numpy as np
 from pagedtune.runtime.allocator import BlockAllocator
 from pagedtune.runtime.block_tables import BlockTables
 from pagedtune.runtime.kv_ledger import KVLedger
-from pagedtune.runtime.scheduler import Scheduler, SchedulerConfig
+from pagedtune.runtime.scheduler import Scheduler
+from pagedtune.runtime.scheduler_config import SchedulerConfig
 from pagedtune.runtime.sequence import Request
 
 BLOCK_SIZE = 16

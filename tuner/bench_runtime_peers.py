@@ -19,7 +19,8 @@ from pagedtune.runtime.allocator import BlockAllocator
 from pagedtune.runtime.block_tables import BlockTables
 from pagedtune.runtime.kv_ledger import KVLedger
 from pagedtune.runtime.prefix_cache import PrefixCache
-from pagedtune.runtime.scheduler import Scheduler, SchedulerConfig
+from pagedtune.runtime.scheduler import Scheduler
+from pagedtune.runtime.scheduler_config import SchedulerConfig
 from pagedtune.runtime.sequence import Request
 
 from .bench_prefix_peers import BLOCK_SIZE, OWN, SHARED, bench_prefix

@@ -19,7 +19,8 @@ from pagedtune.runtime.block_tables import BlockTables
 from pagedtune.runtime.errors import PagedRuntimeError
 from pagedtune.runtime.plan import StepPlan
 from pagedtune.runtime.prefix_cache import PrefixCache
-from pagedtune.runtime.scheduler import Scheduler, SchedulerConfig
+from pagedtune.runtime.scheduler import Scheduler
+from pagedtune.runtime.scheduler_config import SchedulerConfig
 from pagedtune.runtime.sequence import Request
 
 from .traces import Trace

@@ -42,7 +42,8 @@ from ..plan import StepOutput, StepPlan
 from ..prefix_cache import PrefixCache
 from ..prefix_events import Namespace, PrefixStatistics
 from ..sampling import SamplingParams
-from ..scheduler import Scheduler, SchedulerConfig
+from ..scheduler import Scheduler
+from ..scheduler_config import SchedulerConfig
 from ..sequence import Finished, FinishReason, Request
 from ..step_times import StepTimes
 from ..swap import Preemption, SwapPolicy, SwapSpace, copy_blocks

@@ -118,8 +118,8 @@ def _unlisted(tensors: Tensors) -> torch.Tensor:
 
 
 def _gap(pool: torch.Tensor) -> torch.Tensor:
-    """The first element between two tokens of a block, [num_blocks, block_size, heads, dim]."""
-    return pool.as_strided((1,), (1,), pool.storage_offset() + pool.shape[2] * pool.shape[3])
+    """The first element behind the first row of a block, [num_blocks, block_size, heads, dim]."""
+    return pool.as_strided((1,), (1,), pool.storage_offset() + pool.shape[3])
 
 
 @pytest.mark.parametrize(("name", "case", "edit", "check"), WRONG, ids=[w[0] for w in WRONG])

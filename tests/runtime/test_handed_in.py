@@ -17,7 +17,8 @@ from pagedtune.runtime.errors import InvalidRequest, StepError
 from pagedtune.runtime.kv_ledger import KVLedger
 from pagedtune.runtime.plan import StepPlan
 from pagedtune.runtime.prefix_events import Namespace
-from pagedtune.runtime.scheduler import Scheduler, SchedulerConfig
+from pagedtune.runtime.scheduler import Scheduler
+from pagedtune.runtime.scheduler_config import SchedulerConfig
 from pagedtune.runtime.sequence import Request
 
 

@@ -15,7 +15,8 @@ from pagedtune.runtime.block_tables import BlockTables
 from pagedtune.runtime.prefix_cache import PrefixCache
 from pagedtune.runtime.prefix_sharing import PrefixSharing
 from pagedtune.runtime.prefix_tree import PrefixTree
-from pagedtune.runtime.scheduler import Scheduler, SchedulerConfig
+from pagedtune.runtime.scheduler import Scheduler
+from pagedtune.runtime.scheduler_config import SchedulerConfig
 from pagedtune.runtime.sequence import Request
 
 BLOCK_SIZE = 4

@@ -35,7 +35,8 @@ from pagedtune.runtime.plan import StepPlan
 from pagedtune.runtime.prefix_cache import PrefixCache
 from pagedtune.runtime.prefix_events import Namespace
 from pagedtune.runtime.prefix_sharing import PrefixSharing
-from pagedtune.runtime.scheduler import Scheduler, SchedulerConfig
+from pagedtune.runtime.scheduler import Scheduler
+from pagedtune.runtime.scheduler_config import SchedulerConfig
 from pagedtune.runtime.sequence import FinishReason, Request
 from pagedtune.runtime.swap import Preemption, SwapPolicy, SwapSpace
 

@@ -14,7 +14,8 @@ from pagedtune.runtime.errors import InvalidRequest, RequestFinished, UnknownReq
 from pagedtune.runtime.plan import StepPlan
 from pagedtune.runtime.roster import REMEMBERED
 from pagedtune.runtime.sampling import SamplingParams
-from pagedtune.runtime.scheduler import Scheduler, SchedulerConfig
+from pagedtune.runtime.scheduler import Scheduler
+from pagedtune.runtime.scheduler_config import SchedulerConfig
 from pagedtune.runtime.sequence import FinishReason, Request, Sequence
 
 BLOCK_SIZE = 4

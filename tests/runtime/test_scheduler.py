@@ -12,7 +12,8 @@ from pagedtune.runtime.block_tables import BlockTables
 from pagedtune.runtime.errors import PoolExhausted, RequestTooLarge, StepError
 from pagedtune.runtime.plan import StepPlan
 from pagedtune.runtime.sampling import SamplingParams
-from pagedtune.runtime.scheduler import Scheduler, SchedulerConfig
+from pagedtune.runtime.scheduler import Scheduler
+from pagedtune.runtime.scheduler_config import SchedulerConfig
 from pagedtune.runtime.sequence import FinishReason, Request
 
 BLOCK_SIZE = 4

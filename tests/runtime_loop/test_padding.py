@@ -13,7 +13,8 @@ from pagedtune.runtime.block_tables import BlockTables
 from pagedtune.runtime.graph_batch import GraphBatch
 from pagedtune.runtime.kv_cache import KVCache
 from pagedtune.runtime.plan import StepPlan
-from pagedtune.runtime.scheduler import Scheduler, SchedulerConfig
+from pagedtune.runtime.scheduler import Scheduler
+from pagedtune.runtime.scheduler_config import SchedulerConfig
 from pagedtune.runtime.sequence import Request
 
 BLOCK_SIZE, NUM_BLOCKS = 4, 12

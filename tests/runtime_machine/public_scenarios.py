@@ -20,7 +20,8 @@ from pagedtune.runtime.errors import InvalidBlock, RequestTooLarge
 from pagedtune.runtime.graph_batch import GraphBatch
 from pagedtune.runtime.kv_cache import KVCache
 from pagedtune.runtime.kv_ledger import KVLedger
-from pagedtune.runtime.scheduler import Scheduler, SchedulerConfig
+from pagedtune.runtime.scheduler import Scheduler
+from pagedtune.runtime.scheduler_config import SchedulerConfig
 from pagedtune.runtime.sequence import Request
 from pagedtune.runtime.staging import Staging
 from pagedtune.runtime.swap import Preemption, SwapPolicy, SwapSpace

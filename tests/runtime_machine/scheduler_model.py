@@ -23,7 +23,8 @@ from pagedtune.runtime.errors import InvalidRequest, RequestFinished, RequestToo
 from pagedtune.runtime.fences import MAX_STEPS_IN_FLIGHT
 from pagedtune.runtime.plan import StepPlan
 from pagedtune.runtime.planner import Planner
-from pagedtune.runtime.scheduler import Scheduler, SchedulerConfig
+from pagedtune.runtime.scheduler import Scheduler
+from pagedtune.runtime.scheduler_config import SchedulerConfig
 from pagedtune.runtime.sequence import Finished, FinishReason, Request
 from pagedtune.runtime.staging import Staging
 from pagedtune.runtime.swap import Preemption, SwapPolicy, SwapSpace

@@ -19,7 +19,8 @@ from pagedtune.runtime.allocator import BlockAllocator
 from pagedtune.runtime.block_tables import BlockTables
 from pagedtune.runtime.errors import InvalidRequest
 from pagedtune.runtime.sampling import SamplingParams
-from pagedtune.runtime.scheduler import Scheduler, SchedulerConfig
+from pagedtune.runtime.scheduler import Scheduler
+from pagedtune.runtime.scheduler_config import SchedulerConfig
 from pagedtune.runtime.sequence import Request
 from pagedtune.runtime.swap import Preemption, SwapPolicy, SwapSpace
 

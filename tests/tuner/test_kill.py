@@ -38,7 +38,7 @@ def command(tmp_path: Path) -> list[str]:
     """One tune of `eager` over a sweep of four cells, always the same."""
     sweep = tmp_path / "sweep.yaml"
     sweep.write_text(SWEEP)
-    options = ["--device", "cpu", "--variant", "eager", "--sweep", str(sweep), "--budget", "30"]
+    options = ["--device", "cpu", "--variant", "eager", "--sweep", str(sweep), "--budget", "90"]
     return [sys.executable, "-m", "pagedtune.tuner.cli", "tune", *options, "--results", str(tmp_path / "results")]
 
 
