@@ -3,6 +3,7 @@
 Every pair of values of two dimensions that can occur together occurs in some case. What cannot occur together is said
 once, in `possible`; what a variant refuses is a result with its reason. A variant that refuses some of these cases also
 gets a covering array over the pairs that it takes, or what it does support would go unseen beside what it does not.
+At corner level on a GPU some values share a place (`dimensions.TURNS`): it is that place which is paired.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from pagedtune.kernels.workload import Workload
 from . import dimensions as d
 from .case import SWAPS, Case, Family, Hazard, Level
 from .config_corners import NUM_CORNERS
-from .pairwise import covering_rows
+from .pairwise import Turns, covering_in_turn
 
 Row = Mapping[str, Any]
 _CONSTANT_SCALES = (ScaleKind.NONE, ScaleKind.PER_TENSOR, ScaleKind.PER_HEAD)  # a CPU has no 8-bit pool
@@ -51,7 +52,7 @@ def trials_for(variant: Variant, device: Device, level: Level) -> tuple[Trial, .
     """The trials of a variant's op at a level: one list for every variant of the op. A variant with limits gets, in
     place of the cases that it takes, a covering of all pairs that it takes.
 
-    Numbers of cases for attention on a CPU: tiny 51, corner 247, production 38; on a GPU 50, 140 and 142. Of a cache
+    Numbers of cases for attention on a CPU: tiny 51, corner 247, production 38; on a GPU 51, 104 and 142. Of a cache
     operation at most 64, 97 and 107.
     """
     kind = variant.device_kind
@@ -63,7 +64,7 @@ def trials_for(variant: Variant, device: Device, level: Level) -> tuple[Trial, .
     if len(taken) in (0, len(rows)):
         return (*common, *sizes)
     refused = [trial for trial in common if not takes(trial.case.problem, trial.case.pool_format)]
-    own = _own_rows(dimensions_of(variant.op, level, kind), partial(possible, kind=kind), taken, takes)
+    own = _own_rows(variant.op, level, kind, taken, takes)
     return (*refused, *(_trial(variant.op, row, len(common) + k) for k, row in enumerate(own)), *sizes)
 
 
@@ -75,12 +76,10 @@ def _takes(variant: Variant, device: Device, problem: Problem, pool_format: Pool
 
 
 def _own_rows(
-    spans: Mapping[str, Sequence[Any]],
-    occurs: Callable[[Row], bool],
-    taken: Sequence[Row],
-    takes: Callable[[Problem, PoolFormat], bool],
-) -> list[dict[str, Any]]:
-    """A covering of what `occurs` and `takes` say yes to. A pair is among it if it can be put into a row of `taken`."""
+    op: Op, level: Level, kind: DeviceKind, taken: Sequence[Row], takes: Callable[[Problem, PoolFormat], bool]
+) -> tuple[Row, ...]:
+    """A covering of what can occur and `takes` says yes to. A pair is in it if it can be put into a row of `taken`."""
+    spans, occurs = dimensions_of(op, level, kind), partial(possible, kind=kind)
     deciding = [name for name in DECIDING if name in spans]
     witnesses = [{name: row[name] for name in deciding} for row in taken]
     decided = cache(takes)
@@ -93,12 +92,17 @@ def _own_rows(
         return any(occurs(whole) and decided(*_stored(whole)) for whole in filled)
 
     kept = {name: tuple(value for value in values if allowed({name: value})) for name, values in spans.items()}
-    return covering_rows(kept, allowed)
+    return covering_in_turn(kept, allowed, turns_of(level, kind))
 
 
 @cache
 def _rows(op: Op, level: Level, kind: DeviceKind) -> tuple[Row, ...]:
-    return tuple(covering_rows(dimensions_of(op, level, kind), partial(possible, kind=kind)))
+    return covering_in_turn(dimensions_of(op, level, kind), partial(possible, kind=kind), turns_of(level, kind))
+
+
+def turns_of(level: Level, kind: DeviceKind) -> Turns:
+    """Which values of which dimensions share a place in the coverings of a level."""
+    return d.TURNS if (level, kind) == (Level.CORNER, DeviceKind.CUDA) else {}
 
 
 def _sizes() -> Iterator[Case]:
@@ -210,7 +214,7 @@ def _is_small(row: Row) -> bool:
     scales = 2 * SCALE_BYTES if row.get("scale_kind") is ScaleKind.PER_TOKEN_HEAD else 0
     kv_bytes: int = sum(workload.context_lens) * heads[1] * (dims * itemsize + scales)
     pairs: int = sum(q * c for q, c in zip(workload.query_lens, workload.context_lens, strict=True))
-    return kv_bytes <= d.MAX_VIRTUAL_KV_BYTES and pairs * heads[0] * dims <= d.MAX_VIRTUAL_PRODUCTS
+    return kv_bytes <= d.MAX_VIRTUAL_KV_BYTES and pairs * heads[0] * dims <= d.MAX_VIRTUAL_PRODUCTS[row["lengths"]]
 
 
 def _part(row: Row, name: str) -> tuple[Any, ...] | None:

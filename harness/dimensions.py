@@ -148,6 +148,25 @@ FEATURES = (
 
 BLOCK_SIZES = (16, 1, 32, 8, 24, 64, 128, 256)  # 24: no power of two
 
+
+def _features(*names: str) -> tuple[Feature, ...]:
+    return tuple(feature for feature in FEATURES if feature.name in names)
+
+
+# Values of a dimension that stand in for each other: at corner level on a GPU, where each row is compiled, one place of
+# the covering takes them in turn. At production level every one of them has a place of its own.
+TURNS: Mapping[str, tuple[tuple[Any, ...], ...]] = {
+    "heads": (((9, 3), (5, 1)), ((12, 2), (14, 2))),  # odd ratios, and ratios that leave some of eight rows unused
+    "head_dims": (((96, 96), (112, 112)), ((192, 128), (64, 128))),  # no powers of two, and K unlike V
+    "dtypes": (
+        ((FP32, BF16), (FP32, FP16)),
+        ((BF16, FP32), (FP16, BF16)),
+        ((BF16, DType.FP8_E4M3), (FP16, DType.FP8_E4M3)),
+    ),
+    "feature": (_features("window16", "window37"), _features("sinks", "window_sinks")),
+    "block_size": ((32, 64), (8, 128)),
+}
+
 TABLES = ((), (Hazard.IDENTITY_TABLE,), (Hazard.SHARED_BLOCKS,))
 TAILS = ((Hazard.TAIL_FOREIGN,), (Hazard.TAIL_INT_MAX,), (Hazard.TAIL_MINUS_ONE,))
 MEMORIES = (
@@ -192,7 +211,8 @@ VIRTUAL_LENGTHS: Mapping[str, Lengths] = {
 }
 ALL_LENGTHS = {**LENGTHS, **MODEL_LENGTHS, **VIRTUAL_LENGTHS}
 MAX_VIRTUAL_KV_BYTES = 2 << 20
-MAX_VIRTUAL_PRODUCTS = 80 << 20  # multiplications of one launch: some ten seconds of the slowest kernel
+# Multiplications of one launch: half a second of the slowest kernel at corner level, some seconds at production level.
+MAX_VIRTUAL_PRODUCTS = {**dict.fromkeys(LENGTHS, 7 << 20), **dict.fromkeys(VIRTUAL_LENGTHS, 80 << 20)}
 # Sizes that no pairwise case has, tried on few shapes: a batch past two warps of sequences, and a context past 8192.
 SIZES: Mapping[str, Lengths] = {
     "many": lambda b: tuple((7 * i) % 40 for i in range(131)),

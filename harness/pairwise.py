@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations, permutations
 from typing import Any
 
 Spans = Mapping[str, Sequence[Any]]
+Turns = Mapping[str, Sequence[Sequence[Any]]]  # by dimension, groups of values that share a place
 Possible = Callable[[Mapping[str, Any]], bool]
 Allowed = Callable[[Mapping[str, int]], bool]
 Row = dict[str, int]  # by dimension, the index of a value
@@ -26,6 +28,27 @@ def covering_rows(spans: Spans, possible: Possible) -> list[dict[str, Any]]:
     names = sorted(spans, key=lambda name: -len(spans[name]))  # the largest first: fewer rows
     cover = _Cover({name: spans[name] for name in names}, possible)
     return [{name: spans[name][row[name]] for name in names} for row in cover.rows()]
+
+
+def covering_in_turn(spans: Spans, possible: Possible, turns: Turns) -> tuple[dict[str, Any], ...]:
+    """`covering_rows` over places: one value each, or several that take it in turn, as far as that is possible."""
+    groups = {
+        name: [present for group in turns.get(name, ()) if len(present := [v for v in group if v in values]) > 1]
+        for name, values in spans.items()
+    }
+    later = {name: [value for group in found for value in group[1:]] for name, found in groups.items()}
+    places = {name: tuple(v for v in values if v not in later[name]) for name, values in spans.items()}
+    return tuple(_in_turn(row, k, groups, possible) for k, row in enumerate(covering_rows(places, possible)))
+
+
+def _in_turn(
+    row: dict[str, Any], index: int, groups: Mapping[str, Sequence[Sequence[Any]]], possible: Possible
+) -> dict[str, Any]:
+    for name, group in ((name, group) for name, found in groups.items() for group in found if row[name] in group):
+        # Not all by the same count, or the second values would only ever meet each other.
+        other = {**row, name: group[zlib.crc32(f"{name}-{index}".encode()) % len(group)]}
+        row = other if possible(other) else row
+    return row
 
 
 class _Cover:

@@ -11,9 +11,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from itertools import repeat
 from pathlib import Path
 
 from .artifact import Artifact, ArtifactKind, KernelAbi, cache_dir, content_key, publish
@@ -79,8 +81,17 @@ def build_library(
     defines: Mapping[str, int],
     abi: Mapping[str, KernelAbi],
     optimise: int = 3,
+    more: Sequence[Path] = (),
 ) -> Artifact:
     """The shared library of `source` with `defines`, from the cache if its content key is there.
+
+    Args:
+        source: names the library.
+        includes: files that the sources include.
+        defines: macros.
+        abi: calling convention of each entry.
+        optimise: level.
+        more: further sources of the same library, compiled at the same time.
 
     The key covers source and included files, flags, defines, compiler version and machine.
 
@@ -90,13 +101,13 @@ def build_library(
     compiler = find_compiler()
     flags = (*FLAGS, f"-O{optimise}", *(f"-D{name}={value}" for name, value in sorted(defines.items())))
     target = platform.machine()
-    texts = {path.name: path.read_text() for path in (source, *includes)}
+    texts = {path.name: path.read_text() for path in (source, *more, *includes)}
     key = content_key({"texts": texts, "flags": flags, "compiler": compiler.version, "target": target})
     path = cache_dir() / "native" / f"{source.stem}-{key}.so"
     if not path.exists():
         with _only_one(path):
             if not path.exists():
-                publish(_compile(compiler, source, flags), path)
+                publish(_library(compiler, (source, *more), flags), path)
     return Artifact(ArtifactKind.NATIVE, path, key, target, abi, compiler=compiler.version, flags=flags)
 
 
@@ -109,15 +120,25 @@ def _only_one(path: Path) -> Iterator[None]:
         yield
 
 
-def _compile(compiler: Compiler, source: Path, flags: Sequence[str]) -> bytes:
-    with tempfile.TemporaryDirectory(prefix="pagedtune-build-") as folder:
-        library = Path(folder) / "library.so"
-        command = [*compiler.command, *flags, str(source), "-o", str(library)]
-        try:
-            result = subprocess.run(command, capture_output=True, text=True, timeout=TIME_LIMIT_S, check=False)
-        except subprocess.TimeoutExpired as error:
-            raise BuildError(f"{source.name}: the compiler took over {TIME_LIMIT_S:.0f} s: {command}") from error
-        if result.returncode:
-            tail = "\n".join(result.stderr.splitlines()[-20:])
-            raise BuildError(f"{source.name} does not compile with {compiler.version}:\n{tail}")
+def _library(compiler: Compiler, sources: Sequence[Path], flags: Sequence[str]) -> bytes:
+    with tempfile.TemporaryDirectory(prefix="pagedtune-build-") as folder, ThreadPoolExecutor(len(sources)) as threads:
+        library, objects = Path(folder) / "library.so", [Path(folder) / f"{source.stem}.o" for source in sources]
+        if len(sources) == 1:
+            _run(compiler, (*flags, str(sources[0]), "-o", str(library)), sources[0].name)
+            return library.read_bytes()
+        plain = [flag for flag in flags if flag != "-shared"]
+        commands = [(*plain, "-c", str(s), "-o", str(o)) for s, o in zip(sources, objects, strict=True)]
+        list(threads.map(_run, repeat(compiler), commands, [source.name for source in sources]))
+        _run(compiler, (*flags, *map(str, objects), "-o", str(library)), sources[0].name)
         return library.read_bytes()
+
+
+def _run(compiler: Compiler, arguments: Sequence[str], name: str) -> None:
+    command = [*compiler.command, *arguments]
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, timeout=TIME_LIMIT_S, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise BuildError(f"{name}: the compiler took over {TIME_LIMIT_S:.0f} s: {command}") from error
+    if result.returncode:
+        tail = "\n".join(result.stderr.splitlines()[-20:])
+        raise BuildError(f"{name} does not compile with {compiler.version}:\n{tail}")

@@ -6,7 +6,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from .artifact import Artifact, KernelAbi, content_key
-from .cubin import Compiled, find_cached, ptx_parameters, store
+from .cubin import Compiled, find_cached, needs_code, ptx_parameters, store
 from .launch import CType
 from .variant import BuildError
 
@@ -44,7 +44,8 @@ class TritonKernel:
 
 
 def build_triton(kernel: TritonKernel, capability: int) -> Artifact:
-    """The cubin and PTX of `kernel`, both from one compile, from the cache if its content key is there.
+    """The cubin and PTX of `kernel`, both from one compile, from the cache if its content key is there. Where the PTX
+    is enough (`cubin.ptx_is_enough`), the same PTX alone.
 
     The key covers the source file, all arguments and options, target, and Triton's version.
 
@@ -109,7 +110,7 @@ def _compile(kernel: TritonKernel, capability: int, options: dict[str, Any]) -> 
     constants = {(names.index(n),): value for n, value in kernel.constants.items()}
     attributes = {(names.index(n),): [["tt.divisibility", d]] for n, d in kernel.divisible.items()}
     source = ASTSource(fn=function, signature=signature, constexprs=constants, attrs=attributes)
-    with _environment({"TRITON_DISABLE_LINE_INFO": "1"}):
+    with _environment({"TRITON_DISABLE_LINE_INFO": "1"}), nullcontext() if needs_code() else _no_assembler():
         try:
             compiled = compile(source, target=GPUTarget("cuda", capability, 32), options=options)
         except Exception as error:
@@ -130,6 +131,29 @@ def _load_module(path: Path) -> ModuleType:
     sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
+
+
+@contextmanager
+def _no_assembler() -> Iterator[None]:
+    """Ends Triton's pipeline at the PTX, by its own hook for changed pipelines: the cubin is empty then. Where somebody
+    else has a hook in place, nothing is changed."""
+    from triton import knobs
+
+    if knobs.runtime.add_stages_inspection_hook is not None:
+        yield
+        return
+
+    def hook(*arguments: Any) -> tuple[str, str] | None:
+        if not arguments:  # asked for its part of the key of Triton's own cache
+            return "-ptx-only", "ptx-only"
+        arguments[1]["cubin"] = lambda ptx, metadata: b""
+        return None
+
+    knobs.runtime.add_stages_inspection_hook = hook
+    try:
+        yield
+    finally:
+        knobs.runtime.add_stages_inspection_hook = None
 
 
 @contextmanager

@@ -133,8 +133,8 @@ class Core:
     """The loaded library."""
 
     def __init__(self) -> None:
-        headers = sorted(SOURCE_DIR.glob("*.h"))
-        artifact = build_library(SOURCE_DIR / "core.cpp", headers, {"VGPU_AVX2": int(_host_has_avx2())}, {})
+        headers, host = sorted(SOURCE_DIR.glob("*.h")), {"VGPU_AVX2": int(_host_has_avx2())}
+        artifact = build_library(SOURCE_DIR / "core.cpp", headers, host, {}, more=(SOURCE_DIR / "integers.cpp",))
         library = ctypes.CDLL(str(artifact.path))
         self._handlers = library.vgpu_handlers
         self._handlers.restype, self._handlers.argtypes = ctypes.c_int64, (ctypes.c_char_p, ctypes.c_int64)

@@ -17,9 +17,11 @@
 //   PT_THREADS, PT_ROWS, PT_UNROLL threads of a block, tokens of a block, vectors of a thread at once
 //   PT_VECTOR_BYTES                of 1, 3 and 4: widest access
 //   PT_SHAPE_K, PT_SHAPE_V         of 1, 3 and 4: a block as {A, B, C, L}, outermost first, L adjacent elements
+#if PT_OP == 0  // the others move words, whatever they are, and parsing these takes a fifth of their build
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_fp8.h>
+#endif
 
 using i64 = long long;
 constexpr int HEADS = PT_HEADS, BLOCK_SIZE = PT_BLOCK_SIZE, THREADS = PT_THREADS, UNROLL = PT_UNROLL;

@@ -23,9 +23,10 @@ from pagedtune.kernels.variant import Op, Variant
 from pagedtune.kernels.workload import Workload
 
 pytest.importorskip("cuda.bindings.nvrtc")
+pytest.importorskip("triton")
 
 PROBLEM, FORMAT = Problem(4, 2, 64), PoolFormat(16, DType.BF16)
-CUDA = [v for v in VARIANTS if v.device_kind is DeviceKind.CUDA and v.name.startswith("cuda")]
+GPU = [v for v in VARIANTS if v.device_kind is DeviceKind.CUDA]
 
 
 @pytest.fixture(autouse=True)
@@ -35,11 +36,10 @@ def _empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def built(variant: Variant) -> Artifact:
     config = variant.default_config(PROBLEM, FORMAT, Bounds(2, 256), H100)
-    (artifact,) = variant.build(PROBLEM, FORMAT, config, H100)
-    return artifact
+    return variant.build(PROBLEM, FORMAT, config, H100)[0]
 
 
-@pytest.mark.parametrize("variant", CUDA, ids=lambda v: v.name)
+@pytest.mark.parametrize("variant", GPU, ids=lambda v: v.name)
 def test_the_ptx_is_the_one_that_machine_code_is_made_of(variant: Variant) -> None:
     with ptx_is_enough():
         alone = built(variant)
@@ -53,8 +53,9 @@ def test_the_ptx_is_the_one_that_machine_code_is_made_of(variant: Variant) -> No
     }
 
 
-def test_a_build_that_needs_code_does_not_take_the_ptx_from_the_cache_but_the_other_way_round() -> None:
-    variant = find_variant("cuda_copy_blocks")
+@pytest.mark.parametrize("name", ["cuda_copy_blocks", "triton_copy_blocks"])
+def test_a_build_that_needs_code_does_not_take_the_ptx_from_the_cache_but_the_other_way_round(name: str) -> None:
+    variant = find_variant(name)
     with ptx_is_enough():
         assert built(variant).kind is ArtifactKind.PTX
     assert built(variant).kind is ArtifactKind.CUBIN
@@ -67,6 +68,18 @@ def test_no_device_takes_it() -> None:
         artifact = built(find_variant("cuda_copy_blocks"))
     with pytest.raises(ValueError, match="is a ptx binary: a cuda device runs cubin ones"):
         make_executor(DeviceKind.CUDA, (artifact,))
+
+
+def test_a_hook_of_somebody_else_in_triton_stays_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    import triton
+
+    def theirs(*arguments: object) -> tuple[str, str] | None:
+        return None if arguments else ("theirs", "theirs")
+
+    monkeypatch.setattr(triton.knobs.runtime, "add_stages_inspection_hook", theirs)
+    with ptx_is_enough():
+        assert built(find_variant("triton_copy_blocks")).kind is ArtifactKind.CUBIN
+    assert triton.knobs.runtime.add_stages_inspection_hook is theirs
 
 
 @pytest.mark.parametrize(("code", "suffixes"), [(True, {".cubin", ".ptx", ".json"}), (False, {".ptx", ".json"})])

@@ -1,10 +1,6 @@
-// The execution core of the virtual GPU: interface for ctypes. One translation unit; parts by topic in the headers.
-#if defined(VGPU_AVX2) && VGPU_AVX2 && defined(__GNUC__) && !defined(__clang__)
-#pragma GCC target("avx2,fma,f16c,bmi,bmi2,popcnt,lzcnt")
-#endif
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
+// The execution core of the virtual GPU: interface for ctypes, and every handler but those of integers.cpp. Parts by topic
+// in the headers.
+#include "host.h"
 #include "schedule.h"
 
 namespace vgpu {

@@ -2,6 +2,9 @@
 #pragma once
 #include "compare.h"
 
+#undef VG_ON
+#define VG_ON VG_REGISTER
+
 namespace vgpu {
 
 enum Flags : i32 { FTZ = 1, SAT = 2, TO_ZERO = 4, TO_MINUS = 8, TO_PLUS = 16, NAN_FLAG = 32, RELU = 64, XORSIGN = 128, ABS_FLAG = 256 };

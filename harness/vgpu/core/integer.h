@@ -22,7 +22,13 @@ template <class D, class A, class B, class C, class F> inline void alu3(Warp& w,
 
 #define VG_CAT2(a, b) a##b
 #define VG_CAT(a, b) VG_CAT2(a, b)
-#define VG_ON(key, ...) static Register VG_CAT(reg_, __COUNTER__)(key, [](Ctx& c, Warp& w, const Instr& i, u32 exec) { (void)c; __VA_ARGS__ });
+#define VG_REGISTER(key, ...) static Register VG_CAT(reg_, __COUNTER__)(key, [](Ctx& c, Warp& w, const Instr& i, u32 exec) { (void)c; __VA_ARGS__ });
+// Up to compare.h, handlers exist in integers.cpp; elsewhere these headers give what the later ones build on.
+#ifdef VGPU_INTEGERS
+#define VG_ON VG_REGISTER
+#else
+#define VG_ON(key, ...)
+#endif
 #define VG_1(key, D, A, ...) VG_ON(key, alu1<D, A>(w, i, exec, [](A a) { return __VA_ARGS__; });)
 #define VG_2(key, D, A, B, ...) VG_ON(key, alu2<D, A, B>(w, i, exec, [](A a, B b) { return __VA_ARGS__; });)
 #define VG_3(key, D, A, B, C, ...) VG_ON(key, alu3<D, A, B, C>(w, i, exec, [](A a, B b, C c) { return __VA_ARGS__; });)
