@@ -58,11 +58,9 @@ def require_known(ref: str) -> None:
         return
     names = [*(variant.name for variant in VARIANTS), *(point.name for point in entry_points(group=GROUP))]
     if ref not in names:
-        near = difflib.get_close_matches(ref, names, n=3, cutoff=0.4) or names
-        raise ValueError(
-            f"unknown variant {ref!r}: did you mean {', '.join(near)}? "
-            "A variant of your own is given as file.py:ClassName"
-        )
+        near = difflib.get_close_matches(ref, names, n=3, cutoff=0.4)
+        guess = f"did you mean {', '.join(near)}? " if near else "`pagedtune variants` lists those that there are. "
+        raise ValueError(f"unknown variant {ref!r}: {guess}A variant of your own is given as file.py:ClassName")
 
 
 def is_foreign(ref: str) -> bool:

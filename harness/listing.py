@@ -51,11 +51,7 @@ def parse_settings(variant: Variant, settings: Mapping[str, str]) -> dict[str, A
     Raises:
         ValueError: an unknown tunable, or text that is none of its values.
     """
-    defaults = variant.config_type().as_dict()
-    if unknown := settings.keys() - defaults.keys():
-        variant.config_from(dict.fromkeys(unknown))  # raises, and names those that there are
-    values = {name: _parse(text) for name, text in settings.items()}
-    config = from_jsonable(variant.config_type, {**to_jsonable(defaults), **values}, variant.name)
+    config = variant.config_from({name: _parse(text) for name, text in settings.items()})
     return {name: getattr(config, name) for name in settings}
 
 

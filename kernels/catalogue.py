@@ -60,10 +60,11 @@ def find_variant(name: str) -> Variant:
     """The variant called `name`.
 
     Raises:
-        ValueError: there is none; the message gives the nearest names.
+        ValueError: there is none; the message gives the nearest names, if any is near.
     """
     by_name = {v.name: v for v in VARIANTS}
     if name in by_name:
         return by_name[name]
-    near = difflib.get_close_matches(name, by_name, n=3, cutoff=0.4) or list(by_name)
-    raise ValueError(f"unknown variant {name!r}: did you mean {', '.join(near)}? `pagedtune variants` lists all")
+    near = difflib.get_close_matches(name, by_name, n=3, cutoff=0.4)
+    guess = f" did you mean {', '.join(near)}?" if near else ""
+    raise ValueError(f"unknown variant {name!r}:{guess} `pagedtune variants` lists all")

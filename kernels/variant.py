@@ -15,6 +15,7 @@ from .dtypes import DType
 from .launch import LaunchPlan
 from .pool_format import PoolFormat
 from .problem import Problem
+from .serial import from_jsonable, to_jsonable
 
 
 class Op(StrEnum):
@@ -145,10 +146,10 @@ class Variant(ABC):
         """
 
     def config_from(self, values: Mapping[str, Any]) -> Config:
-        """The config with these tunables.
+        """The config with these tunables, whose values are of their declared types or what JSON has for them.
 
         Raises:
-            ValueError: an unknown tunable; the message lists the known ones.
+            ValueError: an unknown tunable, and the message lists the known ones; or a value of another type.
         """
         known = {f.name for f in fields(self.config_type)}
         unknown = sorted(set(values) - known)
@@ -156,7 +157,7 @@ class Variant(ABC):
             raise ValueError(
                 f"{self.name} has no tunable {', '.join(unknown)}; it has {', '.join(sorted(known)) or 'none'}"
             )
-        return self.config_type(**values)
+        return from_jsonable(self.config_type, to_jsonable(values), self.name)
 
     def summarise_space(self, problem: Problem, pool_format: PoolFormat, device: Device) -> SpaceSummary:
         """The space split into accepted and rejected configs."""

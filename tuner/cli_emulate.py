@@ -141,6 +141,8 @@ def _format(problem: Problem, block_size: int, kv_dtype: str | None, layout: str
         raise unknown_name("--layout", layout, layouts)
     if scales is not None and scales not in kinds:
         raise unknown_name("--scales", scales, kinds)
+    if scales == ScaleKind.PER_TOKEN_HEAD and stored not in LARGEST_STORED:
+        raise UsageError(f"--scales {scales} is made for 8-bit pools: add --kv-dtype int8 or --kv-dtype fp8_e4m3")
     usual = ScaleKind.PER_TENSOR if stored in LARGEST_STORED else ScaleKind.NONE
     return PoolFormat(block_size, stored, layouts[layout], usual if scales is None else kinds[scales])
 

@@ -44,7 +44,7 @@ def replay_command(
     pool: Annotated[
         list[int] | None,
         typer.Option(
-            "--pool", metavar="BLOCKS", help="Size of the pool; repeat to compare. Default: 64 mean requests."
+            "--pool", min=1, metavar="BLOCKS", help="Size of the pool; repeat to compare. Default: 64 mean requests."
         ),
     ] = None,
     sweep: Annotated[

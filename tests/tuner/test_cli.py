@@ -76,6 +76,9 @@ def test_help_of_every_command_has_an_example(capsys: pytest.CaptureFixture[str]
         (["tune", "--configs", "nowhere"], ["nowhere", "--configs"]),
         (["frobnicate"], ["frobnicate", "pagedtune --help"]),
         (["variants", "cpu_spit"], ["unknown variant 'cpu_spit'", "cpu_split"]),
+        (["variants", "zzz"], ["unknown variant 'zzz': `pagedtune variants` lists"]),
+        (["bench", "cpu_split[num_splits=abc]"], ["cpu_split.num_splits", "expected int, found 'abc'"]),
+        (["replay", "azure_llm_2023_conv", "--pool", "-5"], ["--pool", "equal to 1", "replay --help"]),
         (["winners", "--results", "nowhere"], ["no records in nowhere", "pagedtune tune"]),
     ],
 )

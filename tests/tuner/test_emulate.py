@@ -116,7 +116,7 @@ def test_a_wrong_answer_fails(file: Path, capsys: pytest.CaptureFixture[str]) ->
         (["--variant", "{file}:Right", "--layout", "nhdd"], "did you mean nhd"),
         (["--variant", "{file}:Right", "--schedule", "advers"], "did you mean adverse"),
         (["--variant", "{file}:Right", "--scales", "per_token"], "did you mean per_token_head"),
-        (["--variant", "{file}:Right", "--scales", "per_token_head"], "made for 8-bit pools, which bf16 is not"),
+        (["--variant", "{file}:Right", "--scales", "per_token_head"], "add --kv-dtype int8"),
         (["--variant", "{file}:Right", "--config", "tiles=3"], "tile_tokens"),
         (["--variant", "{file}:Right", "--config", "tile_tokens=33"], "must be a power of two"),
         (["--variant", "{file}:Right", "--problem", "4/1x1024"], "head dims go up to 512"),
