@@ -24,7 +24,7 @@ from .yardstick import Yardstick, scale_error
 FACTOR = 2.0
 LSE_STEP = 2.0**-20  # eight fp32 rounding steps
 SCALE_SIGMAS = 4.0  # of the mean of independent rows
-MIN_ROWS = 8  # fewer rows than this are too small a sample of the yardstick's error
+MIN_ROWS = 8  # fewer rows than this are too small a sample of the yardstick's error; rows of zeros do not count
 
 
 # Roundings that any fp32 kernel may do between its sums and its output: a common factor of the weights that is not
@@ -62,7 +62,7 @@ def make_bound(data: AttentionData, answer: Answer, yardstick: Yardstick) -> Bou
     in the LSE itself) and twice the rounding step of the row's largest score (a capped LSE is small where scores of
     several hundred are rounded).
     """
-    pools = _pools(data)
+    pools = _pools(data, answer)
     dtype = data.problem.q_dtype
     with np.errstate(invalid="ignore", over="ignore"):
         size, norm = _largest(answer.out), _norm(answer.out)
@@ -204,12 +204,13 @@ def _worst(
     return worst
 
 
-def _pools(data: AttentionData) -> np.ndarray:
+def _pools(data: AttentionData, answer: Answer) -> np.ndarray:
     """Pool of each token: its sequence, or -1 for all of those with few rows."""
     starts = data.tensors["query_start_loc"].tolist()
     pools = np.full(starts[-1], -1)
+    told = _largest(answer.out) > 0
     for seq, (start, end) in enumerate(pairwise(starts)):
-        if (end - start) * data.problem.num_q_heads >= MIN_ROWS:
+        if told[start:end].sum() >= MIN_ROWS:
             pools[start:end] = seq
     return pools
 

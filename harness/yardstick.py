@@ -1,7 +1,8 @@
 """What a variant's declared precision must cost: attention emulated in exactly that precision, against the oracle.
 
 Two honest ways of the same numerics are run, a whole-row softmax and an online one over splits, because they round
-at different places; the yardstick takes the larger error of the two.
+at different places; the yardstick takes the larger error of the two. Where the output is fp32, and shows it, the online
+way also adds up each score term by term, which costs several times what a library's blocked sum does.
 """
 
 from __future__ import annotations
@@ -120,16 +121,16 @@ class _Emulation:
 
     def _sequence(self, seq: int, rows: slice, context_len: int) -> None:
         problem = self._data.problem
-        scores, values, size = _scores(self._data, seq, rows, context_len, self._numerics)
+        blocked, in_sequence, values, size = _scores(self._data, seq, rows, context_len, self._numerics)
         sink = torch.full((problem.num_q_heads,), -torch.inf)
         if problem.sinks:
             sink = self._data.tensors["sinks"]
-        sink = sink.view(problem.num_kv_heads, problem.gqa_ratio, 1, 1).expand(*scores.shape[:3], 1)
-        for result, method in zip(self.results, (_whole, _online), strict=True):
+        sink = sink.view(problem.num_kv_heads, problem.gqa_ratio, 1, 1).expand(*blocked.shape[:3], 1)
+        for result, (method, scores) in zip(self.results, ((_whole, blocked), (_online, in_sequence)), strict=True):
             out, lse = method(scores, values, sink, self._numerics)
             result[0][rows] = _by_token(out)
             result[1][rows] = _by_token(lse).squeeze(-1)
-        out, lse = _whole(scores, values.sizes(), sink, Numerics())
+        out, lse = _whole(blocked, values.sizes(), sink, Numerics())
         step = self._numerics.accumulate.epsilon * size
         self.lse_step[rows] = _by_token(step).squeeze(-1)
         self.score_step[rows] = _by_token(step * out) + _by_token(step) * self.results[0][0][rows].abs()
@@ -142,9 +143,9 @@ def _by_token(tensor: torch.Tensor) -> torch.Tensor:
 
 def _scores(
     data: AttentionData, seq: int, rows: slice, context_len: int, numerics: Numerics
-) -> tuple[torch.Tensor, _Values, torch.Tensor]:
-    """fp32 scores [num_kv_heads, ratio, query_len, n], -inf where not visible, V, and the largest magnitude of a score
-    in each row, cap aside; of the n tokens that some query of the sequence sees.
+) -> tuple[torch.Tensor, torch.Tensor, _Values, torch.Tensor]:
+    """fp32 scores [num_kv_heads, ratio, query_len, n], -inf where not visible, summed in blocks and in sequence; V; and
+    the largest magnitude of a score in each row, cap aside. All of the n tokens that some query of the sequence sees.
 
     Where the terms of a score cancel, its sum is still rounded in steps of what it passed through: about the norm of
     its terms, which then counts as its magnitude.
@@ -157,22 +158,39 @@ def _scores(
     accumulate = numerics.accumulate.torch
     q = data.tensors["q"][rows].to(accumulate)
     grouped = q.reshape(query_len, problem.num_kv_heads, problem.gqa_ratio, -1).permute(1, 2, 0, 3)
-    raw = torch.matmul(grouped, keys.to(accumulate).permute(1, 2, 0)[:, None])
-    scores = _rounded(raw, numerics.scores).float() * problem.softmax_scale
-    squares = torch.matmul(grouped.square(), keys.to(accumulate).square().permute(1, 2, 0)[:, None])
+    columns = keys.to(accumulate).permute(1, 2, 0)[:, None]
+    raw = torch.matmul(grouped, columns)
+    sums = (raw, _summed_in_sequence(grouped, columns) if problem.q_dtype is DType.FP32 else raw)
+    scores, other = (_rounded(x, numerics.scores).float() * problem.softmax_scale for x in sums)
+    squares = torch.matmul(grouped.square(), columns.square())
     passed = squares.float().sqrt() * abs(problem.softmax_scale)
     size = torch.cat((scores.abs(), passed, torch.ones(*scores.shape[:3], 1)), dim=-1).amax(dim=-1, keepdim=True)
-    if problem.soft_cap is not None:
-        scores = problem.soft_cap * torch.tanh(scores / problem.soft_cap)
     position = torch.arange(context_len - query_len, context_len)
     distance = torch.arange(first, context_len)[None, :] - position[:, None]  # [query_len, n]
+    found = _values(data, seq, first, values.permute(1, 0, 2)[:, None])
+    return _seen(scores, distance, data), _seen(other, distance, data), found, size
+
+
+def _summed_in_sequence(rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+    """`rows` @ `columns`, each sum taken term by term."""
+    total = torch.zeros(*rows.shape[:-1], columns.shape[-1], dtype=rows.dtype)
+    for i in range(rows.shape[-1]):
+        total.addcmul_(rows[..., i : i + 1], columns[..., i : i + 1, :])
+    return total
+
+
+def _seen(scores: torch.Tensor, distance: torch.Tensor, data: AttentionData) -> torch.Tensor:
+    """`scores` with cap and slopes, -inf where a query does not see a token `distance` [query_len, n] away."""
+    problem = data.problem
+    if problem.soft_cap is not None:
+        scores = problem.soft_cap * torch.tanh(scores / problem.soft_cap)
     if problem.alibi:
         slopes = data.tensors["alibi_slopes"].view(problem.num_kv_heads, problem.gqa_ratio, 1, 1)
         scores = scores + slopes * distance
     hidden = distance > 0
     if problem.window is not None:
         hidden = hidden | (distance <= -problem.window)
-    return scores.masked_fill(hidden, -torch.inf), _values(data, seq, first, values.permute(1, 0, 2)[:, None]), size
+    return scores.masked_fill(hidden, -torch.inf)
 
 
 def _values(data: AttentionData, seq: int, first: int, values: torch.Tensor) -> _Values:
