@@ -28,9 +28,10 @@ from .cli_options import (
 from .configs import Configs
 from .devices import default_sweep, find_device
 from .errors import UsageError
+from .export_inputs import stale_winners
 from .progress import make_progress
 from .run import TuneResult, tune
-from .select import select
+from .select import decide_all, select
 from .setup import TuneOptions
 from .space import cells_of
 from .store import require_usable
@@ -199,7 +200,15 @@ def winners_command(
     if not table.entries:
         raise UsageError(f"no cell in {Path(folder)} has a winner yet: run `pagedtune tune` on")
     console = console_for()
+    own = [r for r in records if r.device == fingerprint]
     console.print(fingerprint.replace("|", ", "), markup=False)
-    show_winners(console, table, [r for r in records if r.device == fingerprint])
+    show_winners(console, table, own)
     console.print()
     show_formats(console, format_choices(records, table))
+    if stale := stale_winners([d.winner.record for d in decide_all(own, fingerprint).values()]):
+        names = ", ".join(sorted({r.variant for r in stale}))
+        console.print(
+            f"{len(stale)} of {len(table.entries)} winners are stale: the source of {names} has changed since they "
+            "were tuned; tune again before an export",
+            style="yellow",
+        )

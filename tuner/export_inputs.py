@@ -102,10 +102,17 @@ def _require_proven(entries: Iterable[Winner], allow_predicted: bool) -> None:
         )
 
 
+def stale_winners(winners: Sequence[Record]) -> list[Record]:
+    """Those whose variant's source is not the one that was tuned; variants from outside the tree are not looked at."""
+    sources = {name: _source_of(name) for name in dict.fromkeys(r.variant for r in winners) if name in _CATALOGUE}
+    return [r for r in winners if r.provenance.get("source") != sources.get(r.variant, r.provenance.get("source"))]
+
+
 def _require_current(winners: Sequence[Record]) -> None:
-    """Refuses winners whose variant's source is not the one that was tuned."""
-    sources = {name: _source_of(name) for name in dict.fromkeys(r.variant for r in winners)}
-    stale = [_record_shown(r) for r in winners if r.provenance.get("source") != sources[r.variant]]
+    """Refuses stale winners, and those that are not of this tree."""
+    for name in dict.fromkeys(r.variant for r in winners):
+        _source_of(name)
+    stale = [_record_shown(r) for r in stale_winners(winners)]
     if stale:
         raise UsageError(
             f"{len(stale)} of {len(winners)} winners are stale, as the source of their variant has changed since they "

@@ -49,6 +49,23 @@ def test_winners_of_an_older_source_are_stale(
     assert "cpu_split for tiny 6/2x32-fp32" in text
 
 
+@pytest.mark.parametrize("source", [None, "older"])
+def test_a_look_at_the_winners_says_which_are_stale(
+    source: str | None,
+    make_finals: MakeFinals,
+    make_results: MakeResults,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    records = make_finals()
+    if source is not None:
+        records = [replace(r, provenance={**r.provenance, "source": source}) for r in records]
+    make_results(tmp_path / "cpu", records)
+    assert main(["winners", "--results", str(tmp_path), "--device", "cpu"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert ("1 of 1 winners are stale: the source of cpu_split has changed" in text) == (source is not None)
+
+
 def test_a_binary_that_was_not_timed_is_refused(
     make_finals: MakeFinals, make_results: MakeResults, tmp_path: Path
 ) -> None:
