@@ -96,7 +96,7 @@ def peer_rows(index: int, cell: Cell) -> list[Row]:
     """Every peer with every split parameter; the engine's own first."""
     rows = []
     for peer in PEERS:
-        choices = peer.choices(cell.problem, cell.workload.num_seqs)
+        choices = peer.choices(cell.problem, cell.workload, cell.device)
         rows += [Row(index, peer.name, {"splits": n}, True, n == choices[0]) for n in choices]
     return rows
 

@@ -28,7 +28,8 @@ from pagedtune.kernels.serial import from_jsonable
 from pagedtune.kernels.variant import Config, Variant
 from pagedtune.kernels.workload import Workload
 
-from .peers_emulated import PEERS, Ask, Peer
+from .emulated_peer import Ask, Peer
+from .peers_emulated import PEERS
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ class Theirs:
     def _ask(self, tensors: Mapping[str, torch.Tensor], problem: Problem) -> Ask:
         cell = self.cell
         used = self.peer.used(cell.problem, cell.workload, cell.device, self.splits)
-        return Ask(tensors, problem, cell.length, self.splits, used)
+        return Ask(tensors, problem, cell.length, self.splits, used, cell.device)
 
 
 def _product(grid: Sequence[int]) -> int:

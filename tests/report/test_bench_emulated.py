@@ -178,6 +178,13 @@ def test_sglang_splits_of_a_uniform_batch() -> None:
         assert sglang.used(problem, Workload.uniform(8, 4096), device("h100"), most) == splits
 
 
+def test_vllm_splits_of_its_mla_backend() -> None:
+    """A split for every 512 tokens, rounded up to a power of two, at most two for each of 132 SMs; its own first."""
+    choices = next(p for p in PEERS if p.name == "vllm_decode").choices
+    for length, splits in ((100, (1, 2)), (4096, (8, 4, 16)), (4608, (16, 8, 32)), (1 << 20, (264, 132, 528))):
+        assert choices(GQA4, Workload.uniform(8, length), device("h100")) == splits
+
+
 @needs_triton
 @pytest.mark.foreign
 def test_peers_launch_the_grid_of_the_whole_batch() -> None:
@@ -203,11 +210,14 @@ def test_what_a_foreign_file_imports_besides_stubs_stays(tmp_path: Path, monkeyp
     wheel = tmp_path / "foreign" / "alien-1.0-py3-none-any.whl"
     wheel.parent.mkdir()
     with zipfile.ZipFile(wheel, "w") as archive:
-        archive.writestr("alien/kernel.py", "import stubbed\nimport neighbour_of_none\nX = stubbed.X\n")
+        archive.writestr("alien/ops/helper.py", "import stubbed\nY = stubbed.X + 1\n")
+        imports = "import stubbed\nimport neighbour_of_none\nfrom alien.ops.helper import Y\n"
+        archive.writestr("alien/kernel.py", imports + "X = stubbed.X\n")
     (tmp_path / "neighbour_of_none.py").write_text("")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(foreign, "cache_dir", lambda: tmp_path)
-    module = foreign.load(foreign.Foreign("alien==1.0", "alien/kernel.py", (), {"stubbed": {"X": 7}}))
-    assert module.X == 7
-    assert "stubbed" not in sys.modules
+    stubs = {"stubbed": {"X": 7}}
+    module = foreign.load(foreign.Foreign("alien==1.0", "alien/kernel.py", (), stubs, ("alien.ops.helper",)))
+    assert (module.X, module.Y) == (7, 8)
+    assert not {"stubbed", "alien", "alien.ops", "alien.ops.helper"} & set(sys.modules)
     assert "neighbour_of_none" in sys.modules
