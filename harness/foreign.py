@@ -2,7 +2,7 @@
 
 A wheel is downloaded once per machine with pip, into the user's cache; nothing of it is installed or kept in this tree.
 One Python file of it is loaded, its package imports replaced by stubs. Its kernels then record what the host code
-launches; `foreign_plan` makes a plan of it.
+launches; `foreign_plan` makes a plan of it. `foreign_cuda` compiles kernels from a wheel's CUDA headers.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import importlib.util
 import inspect
 import subprocess
 import sys
+import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -90,6 +91,10 @@ def wheel(requirement: str, folder: Path) -> Path:
 def unpack(requirement: str, members: Sequence[str]) -> Path:
     """The folder in the user's cache that holds these files of a wheel, at their paths in it.
 
+    Args:
+        requirement: what pip downloads.
+        members: files, or folders that end in a slash.
+
     Raises:
         ForeignError: the wheel cannot be had.
     """
@@ -98,11 +103,18 @@ def unpack(requirement: str, members: Sequence[str]) -> Path:
     with FileLock(folder / ".lock"):
         path = wheel(requirement, folder)
         target = path.with_suffix("")
-        missing = [member for member in members if not (target / member).exists()]
-        if missing:
-            with zipfile.ZipFile(path) as archive:
-                archive.extractall(target, missing)
+        if missing := [member for member in members if not (target / member).exists()]:
+            _extract(path, missing, target)
     return target
+
+
+def _extract(path: Path, members: Sequence[str], target: Path) -> None:
+    with zipfile.ZipFile(path) as archive, tempfile.TemporaryDirectory(dir=target.parent) as fresh:
+        for member in members:
+            names = [n for n in archive.namelist() if n.startswith(member)] if member.endswith("/") else [member]
+            archive.extractall(fresh, names)
+            (target / member).parent.mkdir(parents=True, exist_ok=True)
+            (Path(fresh) / member).rename(target / member)  # all of a folder, or nothing
 
 
 def load(foreign: Foreign) -> ModuleType:

@@ -8,11 +8,8 @@ from types import ModuleType
 import torch
 
 from pagedtune.harness.foreign import Foreign
-from pagedtune.kernels.device import Device
-from pagedtune.kernels.problem import Problem
-from pagedtune.kernels.workload import Workload
 
-from .emulated_peer import DECODE, IN, Ask, Named, Peer, common, empty
+from .emulated_peer import DECODE, IN, Ask, Cell, Named, TritonPeer, common, empty
 
 SGLANG = "sglang==0.5.23"
 SPLITS = (8, 16, 32)  # --triton-attention-num-kv-splits, of which 8 is the default
@@ -32,18 +29,18 @@ def sglang() -> Foreign:
 
 
 def _tensors(ask: Ask) -> Named:
-    t, dim = ask.tensors, ask.problem.head_dim_v
+    t, dim, length, most = ask.tensors, ask.problem.head_dim_v, ask.cell.length, ask.config["splits"]
     rows, heads = t["q"].shape[:2]
     block_size, table = t["k_cache"].shape[1], t["block_table"]
     offsets = torch.arange(block_size, device=table.device)
-    places = (table.long()[:, :, None] * block_size + offsets).flatten(1)[:, : ask.longest].flatten()
-    starts = torch.arange(rows + 1, device=table.device, dtype=torch.int32) * ask.longest
-    splits = torch.full((rows,), ask.splits_used, dtype=torch.int32, device=table.device)
+    places = (table.long()[:, :, None] * block_size + offsets).flatten(1)[:, :length].flatten()
+    starts = torch.arange(rows + 1, device=table.device, dtype=torch.int32) * length
+    splits = torch.full((rows,), splits_used(ask.cell, most), dtype=torch.int32, device=table.device)
     pools = {n: (t[n].flatten(0, 1), IN) for n in ("k_cache", "v_cache")}
     return {
         **common(ask), **pools, "starts": (starts, IN), "places": (places, IN), "splits": (splits, IN),
-        "partial": (empty(ask, rows, heads, ask.splits, dim), None),
-        "partial_lse": (empty(ask, rows, heads, ask.splits), None),
+        "partial": (empty(ask, rows, heads, most, dim), None),
+        "partial_lse": (empty(ask, rows, heads, most), None),
     }  # fmt: skip
 
 
@@ -51,21 +48,21 @@ def _call(module: ModuleType, ask: Ask, named: Named) -> None:
     t = {name: tensor for name, (tensor, _) in named.items()}
     module.decode_attention_fwd(
         t["q"], t["k_cache"], t["v_cache"], t["out"], t["starts"], t["places"], t["partial"], t["partial_lse"],
-        t["splits"], ask.splits, ask.problem.softmax_scale, 1.0, 1.0,
-        use_pdl=ask.device.capability >= PDL,
+        t["splits"], ask.config["splits"], ask.problem.softmax_scale, 1.0, 1.0,
+        use_pdl=ask.cell.device.capability >= PDL,
     )  # fmt: skip
 
 
-def _used(problem: Problem, workload: Workload, device: Device, most: int) -> int:
+def splits_used(cell: Cell, most: int) -> int:
     """Splits of a uniform batch: SMs x log2(length / 64) over the blocks of one split, at most `most`."""
-    longest, ratio = max(workload.context_lens), problem.gqa_ratio
-    units = int(device.num_units * max(1.0, math.log2(longest / 64)))
-    blocks = workload.num_seqs * -(-problem.num_q_heads // (min(16, ratio) if ratio > 1 else 1))
-    chunk = -(-longest // min(most, -(-units // blocks)))
-    return -(-longest // chunk)
+    ratio = cell.problem.gqa_ratio
+    units = int(cell.device.num_units * max(1.0, math.log2(cell.length / 64)))
+    blocks = cell.workload.num_seqs * -(-cell.problem.num_q_heads // (min(16, ratio) if ratio > 1 else 1))
+    chunk = -(-cell.length // min(most, -(-units // blocks)))
+    return -(-cell.length // chunk)
 
 
-DECODE_PEER = Peer(
-    "sglang_decode", sglang, lambda p, w, d: SPLITS, _used, _tensors, _call,
-    "SGLang's Triton backend; splits as it computes them from --triton-attention-num-kv-splits",
+DECODE_PEER = TritonPeer(
+    "sglang_decode", "SGLang's Triton backend; splits as it computes them from --triton-attention-num-kv-splits",
+    sglang, lambda cell: SPLITS, _tensors, _call,
 )  # fmt: skip

