@@ -2,7 +2,7 @@
 
 A wheel is downloaded once per machine with pip, into the user's cache; nothing of it is installed or kept in this tree.
 One Python file of it is loaded, its package imports replaced by stubs. Its kernels then record what the host code
-launches; `foreign_plan` makes a plan of it.
+launches; `foreign_plan` makes a plan of it. `foreign_cuda` compiles kernels from a wheel's CUDA headers.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import importlib.util
 import inspect
 import subprocess
 import sys
+import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,7 +26,7 @@ from filelock import FileLock
 from pagedtune.kernels.artifact import cache_dir
 
 DOWNLOAD_SECONDS = 120
-OPTIONS = ("num_warps", "num_stages", "maxnreg", "num_ctas")
+OPTIONS = ("num_warps", "num_stages", "maxnreg", "num_ctas", "launch_pdl")
 
 
 class ForeignError(RuntimeError):
@@ -41,12 +42,14 @@ class Foreign:
         member: path of the file in the wheel.
         kernels: jitted functions that the host code launches.
         stubs: contents of the modules that the file imports from its own package.
+        helpers: modules of its package that it imports and that are loaded as they are, in order; they get the stubs.
     """
 
     requirement: str
     member: str
     kernels: tuple[str, ...]
     stubs: Mapping[str, Mapping[str, object]]
+    helpers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -85,25 +88,55 @@ def wheel(requirement: str, folder: Path) -> Path:
     return found[0]
 
 
-def load(foreign: Foreign) -> ModuleType:
-    """The module of a foreign file, its own package's imports replaced by stubs.
+def unpack(requirement: str, members: Sequence[str]) -> Path:
+    """The folder in the user's cache that holds these files of a wheel, at their paths in it.
+
+    Args:
+        requirement: what pip downloads.
+        members: files, or folders that end in a slash.
 
     Raises:
-        ForeignError: its wheel cannot be had.
+        ForeignError: the wheel cannot be had.
     """
     folder = cache_dir() / "foreign"
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / ".lock"):
-        path = wheel(foreign.requirement, folder)
-        source = path.with_suffix("") / foreign.member
-        if not source.exists():
-            with zipfile.ZipFile(path) as archive:
-                archive.extract(foreign.member, path.with_suffix(""))
-    spec = importlib.util.spec_from_file_location(f"_foreign_{source.stem}_{abs(hash(foreign.requirement))}", source)
+        path = wheel(requirement, folder)
+        target = path.with_suffix("")
+        if missing := [member for member in members if not (target / member).exists()]:
+            _extract(path, missing, target)
+    return target
+
+
+def _extract(path: Path, members: Sequence[str], target: Path) -> None:
+    with zipfile.ZipFile(path) as archive, tempfile.TemporaryDirectory(dir=target.parent) as fresh:
+        for member in members:
+            names = [n for n in archive.namelist() if n.startswith(member)] if member.endswith("/") else [member]
+            archive.extractall(fresh, names)
+            (target / member).parent.mkdir(parents=True, exist_ok=True)
+            (Path(fresh) / member).rename(target / member)  # all of a folder, or nothing
+
+
+def load(foreign: Foreign) -> ModuleType:
+    """The module of a foreign file, its own package's imports replaced by stubs, those of its helpers excepted.
+
+    Raises:
+        ForeignError: its wheel cannot be had.
+    """
+    helpers = {name: name.replace(".", "/") + ".py" for name in foreign.helpers}
+    folder = unpack(foreign.requirement, (foreign.member, *helpers.values()))
+    stubs = dict(_stub_modules(foreign.stubs, foreign.helpers))
+    for name, member in helpers.items():
+        stubs[name] = _execute(folder / member, foreign.requirement, stubs)
+    return _execute(folder / foreign.member, foreign.requirement, stubs)
+
+
+def _execute(source: Path, requirement: str, stubs: Mapping[str, ModuleType]) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"_foreign_{source.stem}_{abs(hash(requirement))}", source)
     assert spec is not None
     assert spec.loader is not None
     module: ModuleType = importlib.util.module_from_spec(spec)
-    with _modules(dict(_stub_modules(foreign.stubs))):
+    with _modules(stubs):
         spec.loader.exec_module(module)
     return module
 
@@ -123,8 +156,13 @@ def _modules(stubs: Mapping[str, ModuleType]) -> Iterator[None]:
                 sys.modules[name] = module
 
 
-def _stub_modules(stubs: Mapping[str, Mapping[str, object]]) -> Iterator[tuple[str, ModuleType]]:
-    for name, contents in stubs.items():
+def _stub_modules(
+    stubs: Mapping[str, Mapping[str, object]], helpers: Sequence[str]
+) -> Iterator[tuple[str, ModuleType]]:
+    """Modules with the stubs' contents, and empty ones for the packages that these and the helpers lie in."""
+    modules: dict[str, Mapping[str, object]] = {name: {} for name in helpers}
+    modules.update(stubs)
+    for name, contents in modules.items():
         parts = name.split(".")
         for n in range(1, len(parts)):
             parent = ".".join(parts[:n])

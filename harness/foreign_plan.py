@@ -10,7 +10,16 @@ import torch
 
 from pagedtune.kernels.artifact import Artifact, KernelAbi, content_key
 from pagedtune.kernels.cubin import Compiled, ptx_parameters, store
-from pagedtune.kernels.launch import Access, Arg, CType, KernelStep, LaunchPlan, ScalarArg, SlotArg
+from pagedtune.kernels.launch import (
+    Access,
+    Arg,
+    CType,
+    KernelStep,
+    LaunchAttributes,
+    LaunchPlan,
+    ScalarArg,
+    SlotArg,
+)
 from pagedtune.kernels.slot import SlotSpec, WorkspaceSpec
 
 from .foreign import Launch
@@ -110,7 +119,8 @@ def plan_of(launches: Sequence[Launch], tensors: Tensors, capability: int) -> tu
                 args.append(ScalarArg(value, _CTYPES[kernel.types[name]]))
         args += [ScalarArg(0, CType.POINTER) for _ in kernel.artifact.abi[entry].hidden]
         x, y, z = (*launch.grid, 1, 1)[:3]
-        steps.append(KernelStep(entry, (x, y, z), tuple(args), (kernel.block, 1, 1)))
+        attributes = LaunchAttributes(programmatic_dependent_launch=bool(launch.options.get("launch_pdl")))
+        steps.append(KernelStep(entry, (x, y, z), tuple(args), (kernel.block, 1, 1), attributes=attributes))
     return tuple(k.artifact for k in built), LaunchPlan(tuple(steps), slots, workspaces)
 
 

@@ -33,8 +33,11 @@ def resolve_arguments(
         pointer_of: address of a tensor's first element as the kernel sees it, where that is not `data_ptr()`.
 
     Raises:
-        ValueError: number, types or alignment are not what the binary assumes; the message names the argument.
+        ValueError: number, types or alignment are not what the binary assumes; the message names the argument. Or the
+            binary takes a struct by value, of which an argument is a part only.
     """
+    if abi.offsets:
+        raise ValueError(f"{step.entry}: takes a struct by value, which only the virtual GPU passes")
     arguments = tuple(_resolve(bound, arg, pointer_of) for arg in step.args)
     check_abi(step.entry, abi, [argument.ctype for argument in arguments])
     check_alignment(step.entry, abi, arguments)

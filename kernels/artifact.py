@@ -40,11 +40,14 @@ class KernelAbi:
         arg_types: types of all arguments in order, hidden ones included.
         align: required alignment in bytes by argument position, where above that of the type.
         hidden: positions of arguments that the compiler appended.
+        offsets: of each argument in bytes among the parameters, where several together fill a struct that is passed by
+            value; none where each argument is a parameter. Only the virtual GPU launches kernels with offsets.
     """
 
     arg_types: tuple[CType, ...]
     align: Mapping[int, int] = field(default_factory=dict)
     hidden: tuple[int, ...] = ()
+    offsets: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

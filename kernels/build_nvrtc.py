@@ -35,6 +35,15 @@ class CudaKernel:
     dynamic_shared: Mapping[str, int] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Output:
+    """PTX, binary (empty where the PTX is enough), and the symbols of the template instances that were asked for."""
+
+    ptx: str
+    cubin: bytes
+    symbols: tuple[str, ...] = ()
+
+
 def build_nvrtc(kernel: CudaKernel, capability: int) -> Artifact:
     """The cubin and PTX of a CUDA source, both from one compile, from the cache if its content key is there. Where the
     PTX is enough (`cubin.ptx_is_enough`), the same PTX alone.
@@ -42,8 +51,7 @@ def build_nvrtc(kernel: CudaKernel, capability: int) -> Artifact:
     Raises:
         BuildError: NVRTC is missing or refused the source; the message carries its log.
     """
-    nvrtc = _nvrtc()
-    compiler = f"nvrtc {'.'.join(str(n) for n in _call(nvrtc, nvrtc.nvrtcVersion())[:2])}"
+    compiler = compiler_name()
     texts = {path.name: path.read_text() for path in (kernel.source, *kernel.includes)}
     defines = tuple(f"-D{name}={value}" for name, value in sorted(kernel.defines.items()))
     flags = (f"--gpu-architecture=sm_{capability}", *BASE_FLAGS, *defines)
@@ -62,9 +70,20 @@ def build_nvrtc(kernel: CudaKernel, capability: int) -> Artifact:
         return cached
     if not needs_code():
         flags = (f"--gpu-architecture=compute_{capability}", *flags[1:])
-    ptx, cubin = _compile(nvrtc, kernel, texts, flags)
-    compiled = Compiled(cubin, ptx, compiler, flags, f"sm_{capability}", kernel.abi, shared)
+    headers = {path.name: texts[path.name] for path in kernel.includes}
+    output = compile_source(kernel.source.name, texts[kernel.source.name], headers, flags)
+    compiled = Compiled(output.cubin, output.ptx, compiler, flags, f"sm_{capability}", kernel.abi, shared)
     return store(kernel.source.stem, key, compiled)
+
+
+def compiler_name() -> str:
+    """NVRTC with its version, for content keys.
+
+    Raises:
+        BuildError: it is not installed.
+    """
+    nvrtc = _nvrtc()
+    return f"nvrtc {'.'.join(str(n) for n in _call(nvrtc, nvrtc.nvrtcVersion())[:2])}"
 
 
 def _nvrtc() -> Any:
@@ -111,14 +130,26 @@ def _call(nvrtc: Any, result: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(values)
 
 
-def _compile(nvrtc: Any, kernel: CudaKernel, texts: Mapping[str, str], flags: Sequence[str]) -> tuple[str, bytes]:
-    name = kernel.source.name
-    headers = [path.name for path in kernel.includes]
-    contents = [texts[header].encode() for header in headers]
-    encoded = [header.encode() for header in headers]
-    source = texts[name].encode()
-    (program,) = _call(nvrtc, nvrtc.nvrtcCreateProgram(source, name.encode(), len(headers), contents, encoded))
+def compile_source(
+    name: str, source: str, headers: Mapping[str, str], flags: Sequence[str], expressions: Sequence[str] = ()
+) -> Output:
+    """What NVRTC makes of one source.
+
+    Args:
+        name: of the source, for messages.
+        headers: contents by the name that they are included by; the CUDA headers are found without them.
+        flags: for the compiler, the architecture among them.
+        expressions: instances of kernel templates to compile, as C++ names them.
+
+    Raises:
+        BuildError: NVRTC is missing or refused the source; the message carries its log.
+    """
+    nvrtc = _nvrtc()
+    names, contents = [n.encode() for n in headers], [text.encode() for text in headers.values()]
+    (program,) = _call(nvrtc, nvrtc.nvrtcCreateProgram(source.encode(), name.encode(), len(headers), contents, names))
     try:
+        for expression in expressions:
+            _call(nvrtc, nvrtc.nvrtcAddNameExpression(program, expression.encode()))
         options = [f.encode() for f in (*flags, f"-I{include_path()}")]
         (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
         if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
@@ -128,7 +159,8 @@ def _compile(nvrtc: Any, kernel: CudaKernel, texts: Mapping[str, str], flags: Se
             tail = "\n".join(log.decode(errors="replace").strip("\0 ").splitlines()[-20:])
             raise BuildError(f"{name} does not compile ({status.name}):\n{tail}")
         cubin = _output(nvrtc, program, "CUBIN") if needs_code() else b""
-        return _output(nvrtc, program, "PTX").rstrip(b"\0").decode(), cubin
+        symbols = [_call(nvrtc, nvrtc.nvrtcGetLoweredName(program, e.encode()))[0].decode() for e in expressions]
+        return Output(_output(nvrtc, program, "PTX").rstrip(b"\0").decode(), cubin, tuple(symbols))
     finally:
         nvrtc.nvrtcDestroyProgram(program)
 

@@ -87,7 +87,10 @@ def _cached(name: str, key: str) -> Artifact | None:
         return None
     abi = {
         entry: KernelAbi(
-            tuple(CType(t) for t in a["arg_types"]), {int(k): v for k, v in a["align"].items()}, tuple(a["hidden"])
+            tuple(CType(t) for t in a["arg_types"]),
+            {int(k): v for k, v in a["align"].items()},
+            tuple(a["hidden"]),
+            tuple(a.get("offsets", ())),  # older descriptions have none
         )
         for entry, a in data["abi"].items()
     }
@@ -113,6 +116,7 @@ def store(name: str, key: str, compiled: Compiled) -> Artifact:
                 "arg_types": list(a.arg_types),
                 "align": {str(k): v for k, v in a.align.items()},
                 "hidden": list(a.hidden),
+                "offsets": list(a.offsets),
             }
             for entry, a in compiled.abi.items()
         },

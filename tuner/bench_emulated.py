@@ -14,7 +14,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from pagedtune.harness.foreign import ForeignError, load
+from pagedtune.harness.foreign import ForeignError
 from pagedtune.kernels.artifact import publish
 from pagedtune.kernels.catalogue import variants_for
 from pagedtune.kernels.cpu_facts import usable_cores
@@ -28,7 +28,7 @@ from .bench_run import Choice
 from .configs import Configs
 from .emulated_bars import Bars, bars_for
 from .emulated_bench import BEST, CANDIDATES, JOBS, Row, own_rows, peer_rows, tabulate
-from .emulated_jobs import Cell
+from .emulated_peer import Cell
 from .emulated_view import as_json, as_markdown, show
 from .errors import UsageError
 from .peers_emulated import PEERS
@@ -118,8 +118,8 @@ def fetch_peers() -> None:
     if find_spec("triton") is None:
         raise UsageError("the peers' kernels are compiled with Triton, which is not installed: make setup EXTRAS=gpu")
     try:
-        for foreign in {peer.foreign().member: peer.foreign() for peer in PEERS}.values():
-            load(foreign)
+        for peer in PEERS:
+            peer.fetch()
     except ForeignError as error:
         raise UsageError(str(error)) from error
 
@@ -133,7 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Makes all tables, prints and keeps them; returns the exit code."""
     parser = argparse.ArgumentParser(
         prog=COMMAND,
-        description="Emulated figures of our CUDA variants, and of vLLM's and SGLang's Triton decode kernels.",
+        description="Emulated figures of our CUDA variants, and of vLLM's, SGLang's and FlashInfer's decode kernels.",
     )
     parser.add_argument("--device", default="h100", help="a GPU in configs/gpus (default h100)")
     parser.add_argument("--shapes", nargs="+", choices=[s.name for s in SHAPES], help="only these (default: all)")
@@ -166,7 +166,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _how(seen: int) -> str:
-    notes = "; ".join(f"{peer.name}: {peer.note} ({peer.foreign().requirement})" for peer in PEERS)
+    notes = "; ".join(f"{peer.name}: {peer.note} ({peer.requirement})" for peer in PEERS)
     return (
         f"Rows: of each variant the default config (*) and the best {BEST} of up to {CANDIDATES - 1} neighbours of it "
         f"(fewest bars missed, then the least predicted time; {seen} candidates in all). Peers run through their own "

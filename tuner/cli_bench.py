@@ -30,7 +30,7 @@ from .cli_options import ConfigsOption, DeviceOption
 from .configs import Configs
 from .devices import find_device
 from .emulated_bars import bars_for
-from .emulated_jobs import Cell
+from .emulated_peer import Cell
 from .emulated_view import as_json as emulated_json
 from .emulated_view import show, title
 from .errors import UsageError

@@ -19,7 +19,8 @@ from pagedtune.kernels.variant import Config, Variant
 
 from .bench_run import Choice
 from .emulated_bars import Bars
-from .emulated_jobs import Cell, default_config
+from .emulated_jobs import default_config
+from .emulated_peer import Cell
 from .peers_emulated import PEERS
 from .workers import WorkerPool, failure_of
 
@@ -93,11 +94,14 @@ def neighbours(cell: Cell, variant: Variant, default: Config) -> Iterator[Config
 
 
 def peer_rows(index: int, cell: Cell) -> list[Row]:
-    """Every peer with every split parameter; the engine's own first."""
+    """Every peer with every config; the engine's own first."""
     rows = []
     for peer in PEERS:
-        choices = peer.choices(cell.problem, cell.workload.num_seqs)
-        rows += [Row(index, peer.name, {"splits": n}, True, n == choices[0]) for n in choices]
+        if reason := peer.reject(cell):
+            rows.append(Row(index, peer.name, {}, True, True, reason=reason))
+            continue
+        configs = peer.configs(cell)
+        rows += [Row(index, peer.name, dict(c), True, c == configs[0]) for c in configs]
     return rows
 
 
@@ -118,7 +122,7 @@ def run_rows(pool: WorkerPool, cells: Sequence[Cell], rows: Sequence[Row], check
 
 def _payload(cells: Sequence[Cell], row: Row, check: bool) -> dict[str, Any]:
     cell = cells[row.cell]
-    what = {"peer": row.name, **row.config} if row.is_peer else {"variant": row.name, "config": row.config}
+    what = {"peer" if row.is_peer else "variant": row.name, "config": row.config}
     fields = {n: to_jsonable(getattr(cell, n)) for n in ("problem", "pool_format", "workload", "device")}
     return {**fields, **what, "check": check}
 

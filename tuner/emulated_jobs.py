@@ -16,7 +16,6 @@ import torch
 from pagedtune.harness.count_run import random_tensors
 from pagedtune.harness.external import load_variant
 from pagedtune.harness.fewer_heads import with_fewer_heads, with_heads
-from pagedtune.harness.foreign_plan import plan_of
 from pagedtune.harness.kernel_figures import all_sectors, figures, kv_sectors, least_of
 from pagedtune.harness.observation import Prepared, Seen, check_answer, observe
 from pagedtune.kernels.bounds import Bounds
@@ -28,29 +27,8 @@ from pagedtune.kernels.serial import from_jsonable
 from pagedtune.kernels.variant import Config, Variant
 from pagedtune.kernels.workload import Workload
 
-from .peers_emulated import PEERS, Ask, Peer
-
-
-@dataclass(frozen=True)
-class Cell:
-    """What all kernels of a table are asked for."""
-
-    problem: Problem
-    pool_format: PoolFormat
-    workload: Workload
-    device: Device
-
-    @property
-    def length(self) -> int:
-        """Tokens of every sequence.
-
-        Raises:
-            ValueError: the batch is not uniform, or not one query token a sequence.
-        """
-        lengths = set(self.workload.context_lens)
-        if len(lengths) != 1 or set(self.workload.query_lens) != {1}:
-            raise ValueError("figures are made for sequences of one length with one query token: use a uniform batch")
-        return lengths.pop()
+from .emulated_peer import Ask, Cell, Peer
+from .peers_emulated import PEERS
 
 
 class Subject(Protocol):
@@ -96,11 +74,11 @@ class Ours:
 
 @dataclass(frozen=True)
 class Theirs:
-    """A peer's kernel with its split parameter."""
+    """A peer's kernel with a config."""
 
     cell: Cell
     peer: Peer
-    splits: int
+    config: Mapping[str, int]
 
     def heads(self) -> int:
         """Two where there are two: Triton compiles an argument that is 1 into the code."""
@@ -110,25 +88,13 @@ class Theirs:
         """What its host code launches for a few sequences and heads, at the splits of the whole batch."""
         problem = with_heads(self.cell.problem, num_kv_heads)
         tensors = _tensors(self.cell, problem, num_seqs)
-        launches, named = self.peer.record(self._ask(tensors, problem))
-        artifacts, plan = plan_of(launches, named, self.cell.device.capability)
-        return Prepared(artifacts, plan, tensors | {name: tensor for name, (tensor, _) in named.items()})
+        return self.peer.prepare(Ask(self.cell, tensors, problem, self.config))
 
     def blocks(self) -> list[int]:
-        """From the launches for the batch itself, recorded over tensors that take no memory."""
+        """From the launches for the batch itself, over tensors that take no memory."""
         with torch.device("meta"):
             tensors = _tensors(self.cell, self.cell.problem, self.cell.workload.num_seqs)
-            launches, _ = self.peer.record(self._ask(tensors, self.cell.problem))
-        return [_product(launch.grid) for launch in launches]
-
-    def _ask(self, tensors: Mapping[str, torch.Tensor], problem: Problem) -> Ask:
-        cell = self.cell
-        used = self.peer.used(cell.problem, cell.workload, cell.device, self.splits)
-        return Ask(tensors, problem, cell.length, self.splits, used)
-
-
-def _product(grid: Sequence[int]) -> int:
-    return int(torch.Size(grid).numel())
+            return self.peer.blocks(Ask(self.cell, tensors, self.cell.problem, self.config))
 
 
 def _tensors(cell: Cell, problem: Problem, num_seqs: int) -> dict[str, torch.Tensor]:
@@ -195,11 +161,11 @@ def measure_variant(payload: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def measure_peer(payload: Mapping[str, Any]) -> dict[str, Any]:
-    """`peer` (name), `splits`, the fields of a `Cell`, `check`."""
+    """`peer` (name), `config`, the fields of a `Cell`, `check`."""
     torch.set_num_threads(1)
     cell = cell_from(payload)
     peer = next(p for p in PEERS if p.name == payload["peer"])
-    return measure(cell, Theirs(cell, peer, payload["splits"]), payload["check"])
+    return measure(cell, Theirs(cell, peer, payload["config"]), payload["check"])
 
 
 def cell_from(payload: Mapping[str, Any]) -> Cell:

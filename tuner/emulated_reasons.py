@@ -9,7 +9,7 @@ from pagedtune.kernels.split_simt_plan import num_rows
 
 from .emulated_bars import Bars
 from .emulated_bench import Row, rank
-from .emulated_jobs import Cell
+from .emulated_peer import Cell
 
 NAMES = {
     "sector_ratio": "sectors",

@@ -15,7 +15,7 @@ from pagedtune.kernels.serial import to_jsonable
 
 from .emulated_bars import Bars
 from .emulated_bench import Row
-from .emulated_jobs import Cell
+from .emulated_peer import Cell
 from .emulated_reasons import reasons
 
 EVIDENCE = "emulated on the virtual GPU and read from the binaries; nothing was measured on a GPU"
@@ -60,7 +60,7 @@ LEGEND = (
 def label(row: Row) -> str:
     """A kernel as a user may name it; `*` for what an untuned user gets."""
     inner = ",".join(f"{name}={value}" for name, value in row.config.items())
-    return f"{row.name}[{inner}]" + (" *" if row.is_default else "")
+    return row.name + (f"[{inner}]" if inner else "") + (" *" if row.is_default else "")
 
 
 def short(row: Row, rows: Sequence[Row]) -> str:

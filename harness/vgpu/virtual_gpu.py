@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,14 +21,12 @@ from .address_space import AddressSpace, unwritten_elements
 from .core_library import RawOptions, core
 from .decoder import decode
 from .grid import MAX_FAULTS, forget_module, run_grid
+from .parameters import check_places, pack
 from .program import Program
 from .ptx_parser import parse
 from .ptx_tokens import PtxError
 from .report import Fault, FaultKind, RunReport, StepReport, VirtualGpuError
 from .summary import describe_fault, step_report
-
-_PACK = {CType.POINTER: "<Q", CType.I64: "<q", CType.I32: "<i", CType.F32: "<f"}
-_SIZES = {CType.POINTER: 8, CType.I64: 8, CType.I32: 4, CType.F32: 4}
 
 
 @dataclass(frozen=True)
@@ -155,14 +152,9 @@ class VirtualGpu:
             raise ValueError(f"no artifact has the entry {step.entry!r}; there are {sorted(self._kernels) or 'none'}")
         kernel = self._kernels[step.entry]
         program = kernel.program
-        resolved = [bound.resolve(arg) for arg in step.args]
-        check_abi(step.entry, kernel.abi, [ctype for ctype, _ in resolved])
-        sizes = [_SIZES[ctype] for ctype, _ in resolved]
-        if sizes != [p.num_bytes for p in program.params]:
-            takes = [p.num_bytes for p in program.params]
-            raise ValueError(
-                f"{step.entry}: the PTX takes {takes} bytes, not {sizes}: give every parameter, with its type"
-            )
+        ctypes = [bound.resolve(arg)[0] for arg in step.args]
+        check_abi(step.entry, kernel.abi, ctypes)
+        check_places(program, kernel.abi, ctypes)
         if step.cluster != (1, 1, 1):
             raise ValueError(f"{step.entry}: clusters are not supported by the virtual GPU")
         threads = step.block[0] * step.block[1] * step.block[2]
@@ -209,12 +201,9 @@ class VirtualGpu:
     def _arguments(self, bound: BoundPlan, space: AddressSpace, step: KernelStep) -> bytes:
         """The parameter buffer, with virtual addresses; checks the alignments that the binary assumes."""
         kernel = self._kernels[step.entry]
-        data = bytearray(kernel.program.param_bytes)
         arguments = [Argument(arg, *self._resolve(bound, space, arg)) for arg in step.args]
         check_alignment(step.entry, kernel.abi, arguments)
-        for argument, param in zip(arguments, kernel.program.params, strict=True):
-            struct.pack_into(_PACK[argument.ctype], data, param.offset, argument.value)
-        return bytes(data)
+        return pack(kernel.program, kernel.abi, arguments)
 
     @staticmethod
     def _resolve(bound: BoundPlan, space: AddressSpace, arg: Arg) -> tuple[CType, int | float]:

@@ -29,12 +29,15 @@ from pagedtune.tuner.bench_run import Choice
 from pagedtune.tuner.cli import main
 from pagedtune.tuner.configs import Configs
 from pagedtune.tuner.emulated_bars import Bars, bars_for
-from pagedtune.tuner.emulated_bench import Row, best_rows, own_rows
-from pagedtune.tuner.emulated_jobs import Cell, Theirs
+from pagedtune.tuner.emulated_bench import Row, best_rows, own_rows, peer_rows
+from pagedtune.tuner.emulated_jobs import Theirs
+from pagedtune.tuner.emulated_peer import Cell
+from pagedtune.tuner.emulated_sglang import splits_used
 from pagedtune.tuner.emulated_view import as_markdown, short
 from pagedtune.tuner.peers_emulated import PEERS
 
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+BF16 = PoolFormat(16, DType.BF16)
 GQA4 = Problem(32, 8, 128, q_dtype=DType.BF16)
 GOOD = {
     "sector_ratio": 1.03, "loop_conflicts": 0, "spills": 0, "local_instructions": 0, "flight_unit": 26000.0,
@@ -152,7 +155,7 @@ def test_markdown_says_that_it_is_emulated_and_by_what_command() -> None:
     text = as_markdown([("a shape", cell, [Row(0, "a", {}, reason="too wide")])], Bars(1.0, "h200"), "make it", "how")
     assert "Every figure here is emulated" in text
     assert "`make it` makes this page" in text
-    assert "a[]: no figures: too wide" in text
+    assert "a: no figures: too wide" in text
 
 
 @needs_triton
@@ -168,14 +171,29 @@ def test_a_missing_wheel_is_named_with_what_to_do(
     assert f"put the wheel into {tmp_path / 'foreign'}" in error
 
 
+def test_a_peer_without_a_kernel_for_a_cell_is_a_row_with_the_reason() -> None:
+    cell = Cell(Problem(28, 4, 128, q_dtype=DType.BF16), BF16, Workload.uniform(8, 4096), device("h100"))
+    rows = peer_rows(3, cell)
+    assert {row.name for row in rows} == {peer.name for peer in PEERS}
+    assert all(row.is_peer and row.cell == 3 for row in rows)
+    assert [(row.name, row.reason) for row in rows if row.reason] == [
+        ("flashinfer_decode", "FlashInfer has no CUDA-core decode for 7 query heads a KV head")
+    ]
+
+
 def test_sglang_splits_of_a_uniform_batch() -> None:
     """132 SMs x log2(4096 / 64) = 792; over 8 x 8 blocks 13, over 8 x 32 of MHA 4, over 8 x 4 of ratio 7 25."""
-    sglang = next(p for p in PEERS if p.name == "sglang_decode")
-    for problem, most, splits in (
-        (GQA4, 8, 8), (GQA4, 16, 13), (Problem(32, 32, 128, q_dtype=DType.BF16), 8, 4),
-        (Problem(28, 4, 128, q_dtype=DType.BF16), 32, 25),
-    ):  # fmt: skip
-        assert sglang.used(problem, Workload.uniform(8, 4096), device("h100"), most) == splits
+    for heads, most, splits in (((32, 8), 8, 8), ((32, 8), 16, 13), ((32, 32), 8, 4), ((28, 4), 32, 25)):
+        cell = Cell(Problem(*heads, 128, q_dtype=DType.BF16), BF16, Workload.uniform(8, 4096), device("h100"))
+        assert splits_used(cell, most) == splits
+
+
+def test_vllm_splits_of_its_mla_backend() -> None:
+    """A split for every 512 tokens, rounded up to a power of two, at most two for each of 132 SMs; its own first."""
+    peer = next(p for p in PEERS if p.name == "vllm_decode")
+    for length, splits in ((100, (1, 2)), (4096, (8, 4, 16)), (4608, (16, 8, 32)), (1 << 20, (264, 132, 528))):
+        configs = peer.configs(Cell(GQA4, BF16, Workload.uniform(8, length), device("h100")))
+        assert tuple(config["splits"] for config in configs) == splits
 
 
 @needs_triton
@@ -185,7 +203,7 @@ def test_peers_launch_the_grid_of_the_whole_batch() -> None:
     cell = Cell(GQA4, PoolFormat(16, DType.BF16), Workload.uniform(8, 4096), device("h100"))
     unified = next(p for p in PEERS if p.name == "vllm_unified")
     try:
-        blocks = Theirs(cell, unified, 16).blocks()
+        blocks = Theirs(cell, unified, {"splits": 16}).blocks()
     except foreign.ForeignError as error:
         pytest.skip(str(error))
     assert blocks == [10 * 8 * 16, 8 * 32]
@@ -203,11 +221,28 @@ def test_what_a_foreign_file_imports_besides_stubs_stays(tmp_path: Path, monkeyp
     wheel = tmp_path / "foreign" / "alien-1.0-py3-none-any.whl"
     wheel.parent.mkdir()
     with zipfile.ZipFile(wheel, "w") as archive:
-        archive.writestr("alien/kernel.py", "import stubbed\nimport neighbour_of_none\nX = stubbed.X\n")
+        archive.writestr("alien/ops/helper.py", "import stubbed\nY = stubbed.X + 1\n")
+        imports = "import stubbed\nimport neighbour_of_none\nfrom alien.ops.helper import Y\n"
+        archive.writestr("alien/kernel.py", imports + "X = stubbed.X\n")
     (tmp_path / "neighbour_of_none.py").write_text("")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(foreign, "cache_dir", lambda: tmp_path)
-    module = foreign.load(foreign.Foreign("alien==1.0", "alien/kernel.py", (), {"stubbed": {"X": 7}}))
-    assert module.X == 7
-    assert "stubbed" not in sys.modules
+    stubs = {"stubbed": {"X": 7}}
+    module = foreign.load(foreign.Foreign("alien==1.0", "alien/kernel.py", (), stubs, ("alien.ops.helper",)))
+    assert (module.X, module.Y) == (7, 8)
+    assert not {"stubbed", "alien", "alien.ops", "alien.ops.helper"} & set(sys.modules)
     assert "neighbour_of_none" in sys.modules
+
+
+def test_folders_of_a_wheel_are_unpacked_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wheel = tmp_path / "foreign" / "alien-1.0-py3-none-any.whl"
+    wheel.parent.mkdir()
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name in ("include/a.cuh", "include/deep/b.cuh", "includes/c.cuh", "other.py"):
+            archive.writestr(f"alien/{name}", name)
+    monkeypatch.setattr(foreign, "cache_dir", lambda: tmp_path)
+    target = foreign.unpack("alien==1.0", ("alien/include/", "alien/other.py"))
+    found = sorted(str(path.relative_to(target / "alien")) for path in target.rglob("*") if path.is_file())
+    assert found == ["include/a.cuh", "include/deep/b.cuh", "other.py"]
+    assert (target / "alien/include/deep/b.cuh").read_text() == "include/deep/b.cuh"
+    assert sorted(path.name for path in wheel.parent.iterdir()) == [".lock", target.name, wheel.name]

@@ -10,7 +10,7 @@ from pagedtune.tuner.bench_emulated import SHAPES
 from pagedtune.tuner.configs import Configs
 from pagedtune.tuner.emulated_bars import Bars
 from pagedtune.tuner.emulated_bench import Row
-from pagedtune.tuner.emulated_jobs import Cell
+from pagedtune.tuner.emulated_peer import Cell
 from pagedtune.tuner.emulated_reasons import UNKNOWN, reasons
 from pagedtune.tuner.emulated_view import as_markdown
 

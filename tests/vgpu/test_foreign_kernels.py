@@ -18,7 +18,8 @@ from pagedtune.harness.foreign_plan import run
 from pagedtune.harness.vgpu.report import VirtualGpuError
 from pagedtune.harness.vgpu.virtual_gpu import VirtualGpu, VirtualGpuOptions
 from pagedtune.kernels.launch import Access
-from pagedtune.tuner.peers_emulated import sglang, vllm_decode, vllm_unified
+from pagedtune.tuner.emulated_sglang import PDL, sglang
+from pagedtune.tuner.emulated_vllm import KvQuantMode, vllm_decode, vllm_unified
 
 pytest.importorskip("triton", reason="foreign kernels are compiled with Triton")
 pytestmark = pytest.mark.foreign
@@ -78,7 +79,7 @@ def test_sglang_decode(heads: int, kv_heads: int, capability: int) -> None:
     module = wheel_or_skip(foreign := sglang())
     splits, batch = 4, len(LENS)
     q, k, v = random(batch, heads, DIM), random(SLOTS, kv_heads, DIM), random(SLOTS + 1, kv_heads, DIM)[1:].clone()
-    places = torch.randperm(SLOTS, generator=torch.Generator().manual_seed(3))[: sum(LENS)].int()
+    places = torch.randperm(SLOTS, generator=torch.Generator().manual_seed(3))[: sum(LENS)]
     starts = torch.tensor([0, *torch.tensor(LENS).cumsum(0).tolist()], dtype=torch.int32)
     tensors = {
         "q": (q, IN), "k": (k, IN), "v": (v, IN), "starts": (starts, IN), "places": (places, IN),
@@ -89,7 +90,8 @@ def test_sglang_decode(heads: int, kv_heads: int, capability: int) -> None:
     t = {name: tensor for name, (tensor, _) in tensors.items()}
     with recording(module, foreign.kernels) as launches:
         module.decode_attention_fwd(
-            q, k, v, t["out"], starts, places, t["partial"], t["partial lse"], t["splits"], splits, DIM**-0.5, 30.0
+            q, k, v, t["out"], starts, places, t["partial"], t["partial lse"], t["splits"], splits, DIM**-0.5, 1.0, 1.0,
+            logit_cap=30.0, use_pdl=capability >= PDL,
         )  # fmt: skip
     used = torch.zeros(SLOTS, dtype=torch.bool)
     used[places.long()] = True
@@ -118,11 +120,13 @@ def test_vllm_decode(heads: int, kv_heads: int, capability: int) -> None:
         "q": (q, IN), "k": (k, IN), "v": (v, IN), "tables": (tables, IN),
         "lens": (torch.tensor(LENS, dtype=torch.int32), IN), "out": (torch.zeros_like(q), OUT),
         "lse": (torch.zeros(batch, heads), OUT), "partial": (torch.empty(batch, heads, splits, DIM + 1), None),
+        "k_scale": (torch.ones(1), IN), "v_scale": (torch.ones(1), IN),
     }  # fmt: skip
     t = {name: tensor for name, (tensor, _) in tensors.items()}
     with recording(module, foreign.kernels) as launches:
         module.decode_attention_fwd(
-            q, k, v, t["out"], t["lse"], tables, t["lens"], t["partial"], splits, DIM**-0.5, page
+            q, k, v, t["out"], t["lse"], tables, t["lens"], t["partial"], splits, DIM**-0.5, page,
+            k_scale=t["k_scale"], v_scale=t["v_scale"],
         )  # fmt: skip
     for name, options in SCHEDULES.items():
         note(f"vllm decode {name} sm_{capability}", run(launches, tensors, capability, options))
@@ -172,7 +176,7 @@ def unified(
         module.unified_attention(
             q, k, v, out, starts, max(queries), lens, max(LENS), DIM**-0.5, True,
             (window - 1, 0) if window else (-1, -1), tables, 0.0, None, k_scale, v_scale,
-            **split,
+            kv_quant_mode=KvQuantMode.FP8_PER_TENSOR if kind == "fp8" else KvQuantMode.NONE, **split,
         )  # fmt: skip
 
     def check_all() -> None:
