@@ -70,7 +70,7 @@ class BlockAllocator:
         self._num_reserved = 0
         self._fences = StepFences()
         self._guarded = False  # a step is in flight: what comes back waits for its end
-        self._recording = False  # a step has told what it reads
+        self._recording = False  # a step has told what it reads, or somebody counts what comes back
 
     @property
     def num_free(self) -> int:
@@ -116,6 +116,13 @@ class BlockAllocator:
         """Blocks that are not free: referenced, reserved or fenced. A pass over the pool."""
         return np.flatnonzero(self._refcount != FREE)
 
+    def count_returns(self) -> IntArray:
+        """How often each block has become free since somebody first asked, [num_blocks]: a view, kept up to date."""
+        self._recording = True
+        returns: IntArray = self._generation.view()
+        returns.flags.writeable = False
+        return returns
+
     def allocate_one(self) -> int:
         """One block with one reference.
 
@@ -147,6 +154,8 @@ class BlockAllocator:
             self._counts[block] = FREE
             self._head = head = self._head - 1
             self._stack[head] = block
+            if self._recording:
+                self._generation[block] += 1
         elif count > 1:
             self._counts[block] = count - 1
         elif count == 1:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from .arrays import blocks_for
-from .errors import RequestTooLarge
+from .errors import InvalidRequest, RequestTooLarge
 from .plan import WITHHELD, StepPlan
 from .scheduler import Scheduler
 from .sequence import Finished, Request
@@ -26,7 +26,7 @@ class BeamParams:
             of them, by what it scores now.
 
     Raises:
-        ValueError: no beam, or a penalty that is no finite number.
+        ValueError: no beam, a penalty that is no finite number, or `early_stopping` neither True nor False.
     """
 
     num_beams: int
@@ -36,6 +36,8 @@ class BeamParams:
     def __post_init__(self) -> None:
         count_of("num_beams", self.num_beams, 1)
         real_number("length_penalty", self.length_penalty, "0 compares sums of log probabilities")
+        if not isinstance(self.early_stopping, bool):  # "never" of transformers, taken as true, would be its opposite
+            raise ValueError(f"early_stopping={self.early_stopping!r} must be True or False")
 
 
 @dataclass(frozen=True, order=True)
@@ -85,8 +87,13 @@ class BeamSearch:
 
         Raises:
             RequestTooLarge: the pool does not hold all beams at their longest.
-            InvalidRequest: as for `Scheduler.add`.
+            InvalidRequest: more than one sample, or as for `Scheduler.add`.
         """
+        if self.request.n != 1:
+            raise InvalidRequest(
+                f"request {self.request.request_id!r} has n={self.request.n}: a beam search draws no samples, and "
+                "returns as many outputs as beams; leave n at 1"
+            )
         size, count = scheduler.tables.block_size, self.params.num_beams
         shared = (len(self.request.prompt) - 1) // size
         needed = shared + count * (blocks_for(self.request.max_stored_tokens, size) - shared)
@@ -136,8 +143,13 @@ class BeamSearch:
         return ended
 
     def _width(self, vocab_size: int) -> int:
-        """Continuations looked at: as many again as there are beams, should those end in stop tokens."""
-        return min(2 * self.params.num_beams, vocab_size)
+        """Continuations looked at of each beam."""
+        return min(self._num_ranked, vocab_size)
+
+    @property
+    def _num_ranked(self) -> int:
+        """Enough that as many as there are beams go on, though each beam may end in every stop token."""
+        return max(2, 1 + len(set(self.request.stop_token_ids))) * self.params.num_beams
 
     def _choose(self) -> list[tuple[float, str, int]]:
         """The next beams, best first: (score, parent, token); none if this is the end. Finished ones are kept."""
@@ -149,7 +161,7 @@ class BeamSearch:
             scores.append(values + beam.score)
             tokens.append(ids)
         all_scores, all_tokens = torch.cat(scores), torch.cat(tokens)
-        order = all_scores.topk(min(2 * self.params.num_beams, len(names))).indices.tolist()
+        order = all_scores.topk(min(self._num_ranked, len(names))).indices.tolist()
         ranked = [(float(all_scores[i]), names[i], int(all_tokens[i])) for i in order]
         length = len(next(iter(self._beams.values())).tokens) + 1
         last = length == self.request.max_new_tokens

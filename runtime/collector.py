@@ -90,6 +90,8 @@ class Collector:
             sequence = self._roster.rows_sequence(row)
             if count == 1:
                 state.num_pending[row] -= 1
+                if int(values[start]) == WITHHELD:
+                    continue
             taken, stopped, full = state.verify(row, values[start : start + count])
             if logs is not None:
                 taken_logs.append(logs[start : start + taken.size])

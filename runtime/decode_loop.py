@@ -18,9 +18,11 @@ from .sampling import SamplingParams, logprobs_of, sample
 from .scheduler import Scheduler
 from .scheduler_config import SchedulerConfig
 from .sequence import Finished, Request
+from .sequence import Sequence as LiveSequence
 from .step_model import Forward, StepModel
 from .step_times import StepTimes
 from .swap import SwapSpace
+from .token_stream import TokenStream
 from .validation import token_ids
 
 __all__ = ["DecodeLoop", "Forward", "StepModel"]
@@ -47,6 +49,7 @@ class DecodeLoop:
 
     Raises:
         CacheInUse: another loop has the model's cache.
+        ValueError: a swap space that moves nothing, or blocks of another cache; else as `Scheduler`.
     """
 
     def __init__(
@@ -60,6 +63,8 @@ class DecodeLoop:
         shadow: bool = False,
     ) -> None:
         cache, limits = model.cache, model.limits
+        if swap is not None:
+            swap.require_mover_of(cache)
         self.model = model
         self.allocator = BlockAllocator(cache.num_blocks)
         max_blocks = blocks_for(limits.max_context_len, cache.block_size)
@@ -69,6 +74,7 @@ class DecodeLoop:
         self.scheduler = Scheduler(self.allocator, self.tables, config, swap, self.prefix_cache)
         self.times = StepTimes()
         self._searches: list[BeamSearch] = []
+        self._streams: list[TokenStream] = []
         self.shadow = KVShadow(cache, self.allocator) if shadow else None
         cache.claim(self)
 
@@ -153,8 +159,14 @@ class DecodeLoop:
 
         Whatever the model raises passes through: the step's sequences are then computed anew in later steps, and no
         block and no token is lost.
+
+        Raises:
+            InvalidToken: logits of NaN, or without any token, of the requests that it names. The step counts as
+                failed, and fails again unless those are cancelled.
         """
         start = perf_counter_ns()
+        if self.shadow is not None:
+            self.shadow.after_commit()  # what was cancelled, or was lost with a failed step, since the last one
         plan = self.scheduler.schedule()
         if plan is None:
             return None
@@ -175,6 +187,8 @@ class DecodeLoop:
             if plan.step in self.allocator.steps_in_flight:
                 self.scheduler.abort(plan)
             raise
+        for stream in self._streams:
+            stream.take(output)
         for search in self._searches:
             search.advance(self.scheduler)
         times = self.times
@@ -188,21 +202,24 @@ class DecodeLoop:
     def stream(self, requests: Iterable[Request]) -> Iterator[tuple[str, int]]:
         """Queues `requests` and yields (request id, token) as tokens come, until all of them have ended.
 
-        Other live requests run along; their tokens are not yielded. Closing the iterator cancels what is left.
+        Other live requests run along; their tokens are not yielded. Several streams may be open, and other steps
+        run, in between: each stream yields all of its own tokens. Closing the iterator cancels what is left.
 
         Raises:
             RequestTooLarge, InvalidRequest: as for `add_all`, before the first token.
         """
-        mine = frozenset(self.add_all(requests))
+        mine = self._sequences(self.add_all(requests))
+        stream = TokenStream(mine)
+        self._streams.append(stream)
         try:
-            while self._live(mine):
-                output = self._advance()
-                for request_id, token in zip(output.request_ids.tolist(), output.tokens.tolist(), strict=True):
-                    if request_id in mine:
-                        yield request_id, token
+            while stream.tokens or stream.is_live:
+                while stream.tokens:
+                    yield stream.tokens.popleft()
+                if stream.is_live:
+                    self._advance()
         finally:
-            for request_id in self._live(mine):
-                self.cancel(request_id)
+            self._streams.remove(stream)
+            self._cancel_live(mine)
 
     def generate(
         self,
@@ -260,18 +277,18 @@ class DecodeLoop:
     def run(self, requests: Sequence[Request]) -> list[Finished]:
         """Runs `requests` to their end and returns the results in their order, all samples of each together.
 
+        One that is cancelled meanwhile is among them, with the output that it had.
+
         Raises:
             RequestTooLarge, InvalidRequest: as for `add_all`.
         """
-        order = self.add_all(requests)
-        results: dict[str, Finished] = {}
+        mine = self._sequences(self.add_all(requests))
         try:
-            while self._live(order):
-                results |= {finished.request_id: finished for finished in self._advance().finished}
+            while any(sequence.finished is None for sequence in mine):
+                self._advance()
         finally:
-            for request_id in self._live(order):
-                self.cancel(request_id)
-        return [results[request_id] for request_id in order]
+            self._cancel_live(mine)
+        return [sequence.finished for sequence in mine if sequence.finished is not None]
 
     def _advance(self) -> StepOutput:
         """A step that must exist, because requests are live and no step is in flight."""
@@ -282,9 +299,13 @@ class DecodeLoop:
             )
         return output
 
-    def _live(self, request_ids: Iterable[str]) -> list[str]:
-        live = self.scheduler.roster.live
-        return [request_id for request_id in request_ids if request_id in live]
+    def _sequences(self, request_ids: Iterable[str]) -> list[LiveSequence]:
+        return [self.scheduler.roster.live[request_id] for request_id in request_ids]
+
+    def _cancel_live(self, sequences: Iterable[LiveSequence]) -> None:
+        for sequence in sequences:
+            if sequence.finished is None:
+                self.cancel(sequence.request_id)
 
     def snapshot(self) -> Snapshot:
         """Where the blocks are and what the queue does."""

@@ -50,6 +50,18 @@ class RequestTooLarge(InvalidRequest):
     """A request that would not fit even if it had the whole pool."""
 
 
+class InvalidToken(PagedRuntimeError, ValueError):
+    """A step sampled what is no token id, such as from logits of NaN: `commit` took nothing of it.
+
+    Attributes:
+        request_ids: whose tokens, each once. Cancel those, and the others can go on.
+    """
+
+    def __init__(self, message: str, request_ids: tuple[str, ...]) -> None:
+        self.request_ids = request_ids
+        super().__init__(message)
+
+
 class UnknownRequest(PagedRuntimeError):
     """No live request has this id."""
 

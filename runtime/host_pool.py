@@ -55,6 +55,7 @@ class HostPool:
         staged: whether there is such a buffer; default not on the CPU, whose kernels reach host memory themselves.
 
     Attributes:
+        cache: the device's pools.
         num_blocks: of host memory.
         selection: the kernel that packs, None where blocks are copied one by one: no dispatch, no kernel, or a cache
             whose blocks hold more than K and V.
@@ -73,6 +74,7 @@ class HostPool:
     ) -> None:
         require_positive("num_blocks", num_blocks)
         require_positive("staging_bytes", staging_bytes)
+        self.cache = cache
         self.num_blocks, self.block_bytes, self._pool_blocks = num_blocks, cache.block_bytes, cache.num_blocks
         staged = cache.device.type != "cpu" if staged is None else staged
         most = min(num_blocks, max(1, staging_bytes // cache.block_bytes)) if staged else num_blocks

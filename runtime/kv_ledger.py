@@ -10,8 +10,6 @@ from .block_tables import BlockTables
 from .errors import Invariant, InvariantViolation
 from .validation import count_of
 
-UNLIMITED = 1 << 62  # of a row that holds nothing
-
 
 class KVLedger:
     """Books the tokens of sequences into blocks, on an allocator and tables that nobody else changes meanwhile.
@@ -19,7 +17,7 @@ class KVLedger:
     Each row has a limit: how far it may grow without asking anybody. It is the end of the block that it is filling
     or, if that block might be shared, what it holds now. So the usual step of a row is one comparison, and everything
     else (a new block, a copy before a write to a shared block, blocks behind the window) happens where the
-    limit is met: for one row in `block_size` each step.
+    limit is met: for one row in `block_size` each step. The limit of an empty row is 0: its first token asks.
 
     A copy is made by the step that needs it, before it writes anything: `begin_step` tells which. Its destination is
     the row's own; its source stays fenced until that step has ended.
@@ -41,7 +39,7 @@ class KVLedger:
         self.allocator, self.tables, self.window = allocator, tables, window
         self.stored = tables.stored
         self.processed = np.zeros(tables.max_num_seqs, np.int64)
-        self._limit = np.full(tables.max_num_seqs, UNLIMITED)
+        self._limit = np.zeros(tables.max_num_seqs, np.int64)
         self._next_slot = np.zeros(tables.max_num_seqs, np.int64)  # where the next token goes, below the limit
         self._size = np.array(tables.block_size)
         # Rows whose limit is what they hold: their last block might be shared, or is filled from elsewhere.
@@ -167,7 +165,7 @@ class KVLedger:
         """Empties `row` and drops its references."""
         self.allocator.free(self.tables.clear(row))
         self.processed[row] = 0
-        self._limit[row] = UNLIMITED
+        self._limit[row] = 0
         self._overwrites[row] = False
         self._asking.discard(row)
 
@@ -305,14 +303,14 @@ class KVLedger:
                 or it would be given another block before its last one is full.
         """
         size = self.tables.block_size
-        sure = self._limit < UNLIMITED
+        sure = np.ones(self._limit.size, np.bool_)
         sure[list(self._asking)] = False
         early = np.flatnonzero(sure & ((self._limit != self.tables.num_blocks * size) | self._overwrites))
         if early.size:
             row = int(early[0])
             detail = f"row {row} spans {self.tables.num_blocks[row]} blocks and may grow to {self._limit[row]} unasked"
             raise InvariantViolation(Invariant.WRITER, detail)
-        rows = np.flatnonzero((self._limit < UNLIMITED) & (self._limit > self.stored))
+        rows = np.flatnonzero(self._limit > self.stored)
         column = self.stored[rows] // size
         blocks = self.tables.block_at(rows, column)
         wrong = np.flatnonzero(

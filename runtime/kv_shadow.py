@@ -46,6 +46,8 @@ class KVShadow:
         self._hash = torch.zeros(shape, dtype=torch.int64)
         self._known = np.zeros((cache.num_blocks, cache.block_size), np.bool_)
         self._poisoned = np.zeros(cache.num_blocks, np.bool_)
+        self._returns = allocator.count_returns()
+        self._seen = self._returns.copy()
         names, axes = cache.pool_axes.keys(), cache.pool_axes.values()
         self._pools = tuple(zip(names, cache.block_tensors(), axes, strict=True))
         generator = torch.Generator().manual_seed(_SEED)
@@ -56,6 +58,7 @@ class KVShadow:
 
     def before_step(self, plan: StepPlan) -> None:
         """What the step got is no longer poisoned; what somebody else brought back is not known."""
+        self._forget_returned()
         taken = self._allocator.refcounts(np.arange(self._cache.num_blocks)) > 0
         self._poisoned &= ~taken
         self._known[~taken] = False
@@ -75,13 +78,21 @@ class KVShadow:
         self._known[blocks, offsets] = True
 
     def after_commit(self) -> None:
-        """Poisons what came back."""
+        """Poisons what came back; to be called before a step too, for what came back in between."""
+        self._forget_returned()
         free = np.flatnonzero(self._free & ~self._poisoned)
         for tensor in self._cache.block_tensors():
             if free.size:
                 tensor[:, torch.from_numpy(free)] = _poison(tensor)
         self._poisoned[free] = True
         self._known[free] = False
+
+    def _forget_returned(self) -> None:
+        """A block that came back may have a new owner by now, who need not have got its content from a step."""
+        returned = self._returns != self._seen
+        self._known[returned] = False
+        self._poisoned[returned] = False
+        self._seen[:] = self._returns
 
     @property
     def _free(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
@@ -95,6 +106,7 @@ class KVShadow:
         Raises:
             InvariantViolation: names layer, pool, block and slot that somebody else wrote to.
         """
+        self._forget_returned()
         live = np.flatnonzero(self._known.any(axis=1) & ~self._free)
         for i, (name, _, _) in enumerate(self._pools):
             wrong = self._hashes(i, live) != self._hash[i][:, live]

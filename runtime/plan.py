@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +11,7 @@ import torch
 
 from ..kernels.bounds import Bounds
 from .arrays import INT64, BoolArray, IntArray, RowIndex
+from .errors import InvalidToken
 from .sampling import SamplingBatch
 from .sequence import Finished
 from .validation import INT64_MAX
@@ -107,7 +108,8 @@ def sampled_tokens(plan: StepPlan, tokens: Any, vocab_size: int | None) -> IntAr
     """`tokens`, checked: one for each sequence of the plan that samples.
 
     Raises:
-        ValueError: another number of tokens, or one that is no token id.
+        InvalidToken: one is outside the vocabulary.
+        ValueError: another number of tokens, or one that is no integer.
     """
     if isinstance(tokens, torch.Tensor):
         tokens = (tokens.double() if tokens.is_floating_point() else tokens).cpu().numpy()  # numpy lacks bfloat16
@@ -120,12 +122,21 @@ def sampled_tokens(plan: StepPlan, tokens: Any, vocab_size: int | None) -> IntAr
         )
     limit = _NO_VOCABULARY if vocab_size is None else vocab_size
     if values.size and np.maximum.reduce(values.view(np.uint64)) >= limit:  # as unsigned, a negative token is huge
-        bad = values[(values < WITHHELD) | (values >= limit)]
+        bad = np.flatnonzero((values < WITHHELD) | (values >= limit))
         if bad.size:
-            raise ValueError(
-                f"step {plan.step} got token {bad[0]}: ids are 0 to {limit - 1}. Logits of NaN sample beyond the last"
-            )
+            _reject_tokens(plan, values, bad, limit)
     return values
+
+
+def _reject_tokens(plan: StepPlan, values: IntArray, bad: IntArray, limit: int) -> NoReturn:
+    """Raises InvalidToken for the tokens at `bad`."""
+    names = np.repeat(plan.request_ids, plan.samples if plan.num_samples is None else plan.num_samples)
+    whose = tuple(dict.fromkeys(names[bad].tolist()))
+    raise InvalidToken(
+        f"step {plan.step} got token {values[bad[0]]} for request {', '.join(map(repr, whose))}: ids are 0 to "
+        f"{limit - 1}. Logits of NaN sample beyond the last: cancel what is named here, and the others can go on",
+        whose,
+    )
 
 
 def _whole(step: int, values: npt.NDArray[Any]) -> IntArray:

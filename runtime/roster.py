@@ -228,7 +228,8 @@ class Roster:
         self.num_finished += 1
         output = tuple(sequence.tokens[sequence.prompt_len :].tolist())
         logprobs = tuple(sequence.logprobs.tolist()) if sequence.request.logprobs else None
-        return Finished(request_id, output, reason, sequence.num_preemptions, logprobs)
+        sequence.finished = Finished(request_id, output, reason, sequence.num_preemptions, logprobs)
+        return sequence.finished
 
     def _forget_relative(self, sequence: Sequence) -> None:
         if sequence.family is not None:

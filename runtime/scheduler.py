@@ -153,8 +153,8 @@ class Scheduler:
             logprobs: [num_sampled]: log probability of each, for those that ask.
 
         Raises:
-            ValueError: another number of tokens, or one that is no integer or outside the vocabulary; the step is
-                still in flight.
+            InvalidToken: one is outside the vocabulary; it names whose. The step is still in flight.
+            ValueError: another number of tokens, or one that is no integer; the step is still in flight.
             StepError: another step must end first, or the plan is another scheduler's.
         """
         self._require_own(plan)

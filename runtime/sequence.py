@@ -20,6 +20,8 @@ from .validation import INT64_MAX, require_tokens, token_ids, whole_number
 
 MAX_STOP_TOKENS = 8  # columns of the stop table: it is compared with every sampled token at once
 
+MAX_SAMPLES = 1 << 14  # each is live from the start: a count out of a stray number must not fill the host's memory
+
 
 class FinishReason(StrEnum):
     """Why a request ended."""
@@ -39,14 +41,14 @@ class Request:
         max_new_tokens: most tokens to generate, at least 1.
         sampling: how to choose them.
         stop_token_ids: tokens that end the output, at most 8.
-        n: samples to draw, which share the prompt's blocks. The first has this request's id, the others `id#1`,
-            `id#2` and so on, with seeds one, two and so on above its own.
+        n: samples to draw, at most 16384, which share the prompt's blocks. The first has this request's id, the
+            others `id#1`, `id#2` and so on, with seeds one, two and so on above its own.
         logprobs: whether to return the log probability of each token under the model, temperature aside.
         namespace: within which a prefix cache shares its blocks; None shares nothing.
 
     Raises:
-        InvalidRequest: empty id or prompt, a count below 1, a negative token, too many stop tokens, a namespace that
-            cannot be looked up, or a value of another type.
+        InvalidRequest: empty id or prompt, a count below 1, a negative token, too many stop tokens or samples, a
+            namespace that cannot be looked up, or a value of another type.
     """
 
     request_id: str
@@ -74,6 +76,8 @@ class Request:
         most = whole_number(f"{who} has max_new_tokens", self.max_new_tokens, 1, "most tokens to generate")
         object.__setattr__(self, "max_new_tokens", most)
         object.__setattr__(self, "n", whole_number(f"{who} has n", self.n, 1, "samples to draw"))
+        if self.n > MAX_SAMPLES:
+            raise InvalidRequest(f"{who} has n={self.n}: at most {MAX_SAMPLES} samples; add it several times")
         if not self.prompt:
             raise InvalidRequest(f"{who} has an empty prompt: give at least one token, such as the model's BOS")
         if len(self.stop_token_ids) > MAX_STOP_TOKENS:
@@ -152,6 +156,7 @@ class Sequence:
         num_preemptions: times that it lost its row.
         logprobs: fp32: log probabilities of the output so far, if asked for.
         parked: where its K and V are in host memory, if they were swapped out.
+        finished: how it ended, once it has.
     """
 
     request: Request
@@ -162,6 +167,7 @@ class Sequence:
     num_preemptions: int = 0
     logprobs: npt.NDArray[np.float32] = field(default_factory=lambda: np.empty(0, np.float32))
     parked: Parked | None = None
+    finished: Finished | None = None
 
     @classmethod
     def of(cls, request: Request, family: Family | None = None, tokens: IntArray | None = None) -> Sequence:
@@ -242,8 +248,8 @@ def branch(
     prompt = source.request.prompt[:position]
     most = source.request.max_new_tokens if max_new_tokens is None else max_new_tokens
     request = Request(
-        new_id, prompt, most, sampling or source.request.sampling, source.request.stop_token_ids,
-        logprobs=source.request.logprobs,
+        new_id, prompt, most, source.request.sampling if sampling is None else sampling,
+        source.request.stop_token_ids, logprobs=source.request.logprobs, namespace=source.request.namespace,
     )  # fmt: skip
     if position + len(more) >= request.max_total_tokens:
         raise InvalidRequest(

@@ -104,6 +104,18 @@ class SwapSpace:
             self._block_bytes = count_of("block_bytes", block_bytes, 1)
         self.num_saved = self.num_loaded = 0  # blocks moved since the start
 
+    def require_mover_of(self, cache: BlockMemory) -> None:
+        """Raises ValueError unless there is a mover, and it is one of `cache` as far as its attribute `cache` tells."""
+        if self._mover is None:
+            raise ValueError(
+                "this SwapSpace has no mover, so it would keep nothing of what it saves: SwapSpace(n, "
+                "HostPool(cache, n)). Without one it is for replays that have no cache"
+            )
+        if getattr(self._mover, "cache", cache) is not cache:
+            raise ValueError(
+                "this SwapSpace moves blocks of another cache: build its HostPool with the cache of this model"
+            )
+
     def try_save(self, blocks: IntArray, num_tokens: int) -> IntArray | None:
         """Copies `blocks` out and returns where they are; None if that is not worth it, or does not fit.
 

@@ -20,6 +20,7 @@ from ..dispatch import Dispatch, NoKernel
 from ..errors import (
     CacheInUse,
     InvalidRequest,
+    InvalidToken,
     InvariantViolation,
     PagedRuntimeError,
     PoolExhausted,
@@ -74,6 +75,7 @@ __all__ = [
     "HostPool",
     "Hypothesis",
     "InvalidRequest",
+    "InvalidToken",
     "InvariantViolation",
     "KVCache",
     "KVLedger",

@@ -146,7 +146,20 @@ def test_configurations_that_mean_nothing_are_refused(name: str, lowest: int, be
             KVLedger(BlockAllocator(4), BlockTables(1, 4, 4), value)
 
 
-@pytest.mark.parametrize("changes", [{"num_beams": 0}, {"num_beams": 1.5}, {"length_penalty": float("nan")}])
+@pytest.mark.parametrize("n", [16385, 1 << 40, (1 << 63) - 1])
+def test_more_samples_than_anybody_draws_are_refused_before_the_host_is_full_of_them(n: int) -> None:
+    with pytest.raises(InvalidRequest, match=f"'a' has n={n}: at most 16384 samples"):
+        Request("a", (1,), 1, n=n)
+    assert Request("a", (1,), 1, n=16384).n == 16384
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_beams": 0}, {"num_beams": 1.5}, {"length_penalty": float("nan")},
+        {"early_stopping": "never"}, {"early_stopping": None}, {"early_stopping": 1},
+    ],
+)  # fmt: skip
 def test_beams_that_mean_nothing_are_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"{next(iter(changes))}="):
         BeamParams(**{"num_beams": 2} | changes)

@@ -62,6 +62,20 @@ def test_tokens_one_by_one_go_where_tokens_in_bulk_go() -> None:
     assert expected == [12, 9]
 
 
+def test_the_first_token_of_an_empty_row_gets_a_block_like_any_other() -> None:
+    ledger = make()
+    advance(ledger, [0], [2])
+    ledger.release(0)
+    advance(ledger, [1], [3])
+    assert table(ledger, 1) == [0], "the block that row 0 had"
+    assert slots(ledger, [0, 1]) == [4, 3], "slot 2 is row 1's"
+    assert (table(ledger, 0), table(ledger, 1)) == ([1], [0])
+    assert slots(ledger, [3]) == [8], "a row that never held anything"
+    small = make(1)
+    advance(small, [1], [1])
+    assert slots(small, [0]) is None, "a block is lacking"
+
+
 def test_nothing_changes_without_blocks() -> None:
     ledger = make(num_blocks=2)
     advance(ledger, [0, 1], [4, 3])

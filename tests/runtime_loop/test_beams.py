@@ -15,7 +15,7 @@ from pagedtune.runtime.adapters.transformers import PagedTransformer
 from pagedtune.runtime.beam import BeamParams, BeamSearch
 from pagedtune.runtime.decode_loop import DecodeLoop
 from pagedtune.runtime.dispatch import Dispatch
-from pagedtune.runtime.errors import RequestTooLarge
+from pagedtune.runtime.errors import InvalidRequest, RequestTooLarge
 from pagedtune.runtime.limits import BatchLimits
 from pagedtune.runtime.plan import StepPlan
 from pagedtune.runtime.sequence import Request
@@ -140,11 +140,46 @@ def test_cancelling_a_beam_ends_its_search_and_nothing_else() -> None:
     loop.check()
 
 
+def test_drafts_of_another_request_do_not_take_a_beams_choice_away() -> None:
+    class Drafting(Diverse):
+        drafts = 0
+
+        def forward(self, plan: StepPlan) -> Forward:
+            forward = super().forward(plan)
+            self.drafts += plan.num_samples is not None
+            return forward
+
+    expected = plain_search(PROMPT, 7, 3)
+    model = Drafting(60, limits=BatchLimits(8, 64, 32))
+    loop = DecodeLoop(model, debug=True)
+    loop.add(Request("other", (9, 8, 7), 40))
+    loop.step()
+    search = BeamSearch(Request("beam", PROMPT, 7), BeamParams(3))
+    search.start(loop.scheduler)
+    loop._searches.append(search)
+    while not search.is_done:
+        loop.speculate("other", (1, 2))
+        loop.step()
+        loop.check()
+    assert model.drafts >= 7
+    assert [one.tokens for one in search.finished] == expected
+
+
+def test_a_search_draws_no_samples() -> None:
+    loop = DecodeLoop(Diverse(60, limits=BatchLimits(8, 64, 32)), debug=True)
+    with pytest.raises(InvalidRequest, match="'beam' has n=2: a beam search draws no samples"):
+        loop.beam_search(Request("beam", PROMPT, 4, n=2), BeamParams(2))
+    loop.check(idle=True)
+
+
 @pytest.mark.parametrize(
     ("beams", "penalty", "early", "stop"),
-    [(2, 1.0, False, None), (4, 1.0, False, 5), (4, 0.0, True, 5), (3, 2.0, False, 9), (6, 1.0, True, 9)],
-)
-def test_beams_equal_those_of_transformers(beams: int, penalty: float, early: bool, stop: int | None) -> None:
+    [
+        (2, 1.0, False, ()), (4, 1.0, False, (5,)), (4, 0.0, True, (5,)), (3, 2.0, False, (9,)), (6, 1.0, True, (9,)),
+        (2, 1.0, False, tuple(range(8))), (3, 0.0, False, tuple(range(10, 18))), (4, 2.0, False, tuple(range(50, 58))),
+    ],
+)  # fmt: skip
+def test_beams_equal_those_of_transformers(beams: int, penalty: float, early: bool, stop: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=61, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
@@ -160,19 +195,19 @@ def test_beams_equal_those_of_transformers(beams: int, penalty: float, early: bo
             output = model.generate(
                 torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt)).long(), max_new_tokens=12,
                 num_beams=beams, num_return_sequences=beams, length_penalty=penalty, early_stopping=early,
-                do_sample=False, eos_token_id=stop, pad_token_id=0, output_scores=True, return_dict_in_generate=True,
+                do_sample=False, eos_token_id=list(stop) or None, pad_token_id=0, output_scores=True,
+                return_dict_in_generate=True,
             )  # fmt: skip
         theirs.append((output.sequences[:, len(prompt) :].tolist(), output.sequences_scores.tolist()))
-    stops = () if stop is None else (stop,)
     with PagedTransformer(model, PoolFormat(4, DType.FP32), 80, Dispatch(cpu_facts()), BatchLimits(8, 64, 32)) as paged:
         loop = DecodeLoop(paged, debug=True)
         for prompt, (sequences, scores) in zip(prompts, theirs, strict=True):
             found = loop.beam_search(
-                Request("beam", prompt, 12, stop_token_ids=stops), BeamParams(beams, penalty, early)
+                Request("beam", prompt, 12, stop_token_ids=stop), BeamParams(beams, penalty, early)
             )
             assert [one.score for one in found] == pytest.approx(scores, abs=1e-4)
             for one, sequence in zip(found, sequences, strict=True):
                 assert list(one.tokens) == sequence[: len(one.tokens)]
-                assert set(sequence[len(one.tokens) :]) <= {0}
+                assert set(sequence[len(one.tokens) :]) <= {0, *stop[:1]}  # they take padding with 0 for none
             loop.check(idle=True)
     assert math.isfinite(scores[0])

@@ -10,7 +10,14 @@ import pytest
 import torch
 
 from pagedtune.runtime.decode_loop import DecodeLoop, Forward
-from pagedtune.runtime.errors import CacheInUse, InvalidRequest, RequestFinished, RequestTooLarge, UnknownRequest
+from pagedtune.runtime.errors import (
+    CacheInUse,
+    InvalidRequest,
+    InvalidToken,
+    RequestFinished,
+    RequestTooLarge,
+    UnknownRequest,
+)
 from pagedtune.runtime.limits import BatchLimits
 from pagedtune.runtime.plan import StepPlan
 from pagedtune.runtime.sampling import SamplingParams
@@ -185,6 +192,81 @@ def test_logits_that_are_no_numbers_do_not_pass_as_tokens(temperature: float) ->
         assert output is not None
         tokens += output.tokens.tolist()
     assert tuple(tokens) == continuation([1, 2, 3], 6)
+    loop.check(idle=True)
+
+
+def test_the_error_names_whose_logits_are_no_numbers_and_without_them_the_others_go_on() -> None:
+    class Broken(ToyModel):
+        def forward(self, plan: StepPlan) -> Forward:
+            forward = super().forward(plan)
+            for i, name in enumerate(plan.request_ids[plan.samples].tolist()):
+                if name.startswith("bad"):
+                    forward.logits[i] = torch.nan
+            return forward
+
+    loop = loop_of(Broken(60))
+    for name in ("good", "bad", "fine", "bad too"):
+        loop.add(Request(name, (1, 2, 3), 4))
+    with pytest.raises(InvalidToken, match="request 'bad', 'bad too'") as caught:
+        loop.step()
+    assert caught.value.request_ids == ("bad", "bad too")
+    for name in caught.value.request_ids:
+        assert loop.cancel(name).tokens == ()
+    tokens: dict[str, list[int]] = {"good": [], "fine": []}
+    while loop.has_work:
+        output = loop.step()
+        assert output is not None
+        for name, token in zip(output.request_ids, output.tokens.tolist(), strict=True):
+            tokens[name].append(token)
+    assert {tuple(each) for each in tokens.values()} == {continuation([1, 2, 3], 4)}
+    loop.check(idle=True)
+
+
+def test_streams_and_other_steps_take_no_token_from_each_other() -> None:
+    loop = loop_of(ToyModel(60))
+    streams = [loop.stream([Request(f"s{i}", PROMPTS[i], 6)]) for i in range(2)]
+    tokens: list[list[int]] = [[], []]
+    for turn in range(6):
+        for stream, mine in zip(streams, tokens, strict=True):
+            mine.append(next(stream)[1])
+        if turn == 2:
+            assert loop.generate(PROMPTS[2:3], 3)[0].tokens == continuation(PROMPTS[2], 3)
+            loop.step()
+    assert [next(stream, None) for stream in streams] == [None, None]
+    assert [tuple(mine) for mine in tokens] == [continuation(prompt, 6) for prompt in PROMPTS[:2]]
+    loop.check(idle=True)
+
+
+def test_a_stream_has_no_part_in_a_later_request_of_the_same_id() -> None:
+    loop = loop_of(ToyModel(60))
+    tokens: dict[str, list[int]] = {"a": [], "b": []}
+    for request_id, token in loop.stream([Request("a", PROMPTS[0], 2), Request("b", PROMPTS[1], 6)]):
+        tokens[request_id].append(token)
+        if request_id == "b" and len(tokens["b"]) == 3:
+            loop.add(Request("a", PROMPTS[2], 12))  # the id is free again
+    assert tuple(tokens["a"]) == continuation(PROMPTS[0], 2)
+    assert tuple(tokens["b"]) == continuation(PROMPTS[1], 6)
+    assert loop.explain("a").num_prompt_tokens == len(PROMPTS[2]), "it lives on when the stream has ended"
+    later = loop.cancel("a").tokens
+    assert later
+    assert later == continuation(PROMPTS[2], 12)[: len(later)]
+
+
+def test_a_run_returns_what_is_cancelled_meanwhile() -> None:
+    class Impatient(ToyModel):
+        loop: DecodeLoop
+
+        def forward(self, plan: StepPlan) -> Forward:
+            if self.passes == 2:
+                self.loop.cancel("a")
+            return super().forward(plan)
+
+    model = Impatient(60)
+    model.loop = loop = loop_of(model)
+    first, second = loop.run([Request("a", PROMPTS[0], 6), Request("b", PROMPTS[1], 6)])
+    assert (first.request_id, first.reason) == ("a", FinishReason.CANCELLED)
+    assert first.tokens == continuation(PROMPTS[0], 6)[:2]
+    assert second.tokens == continuation(PROMPTS[1], 6)
     loop.check(idle=True)
 
 

@@ -82,3 +82,25 @@ def test_samples_of_a_cached_prompt_share_it() -> None:
         finished |= {each.request_id: each.tokens for each in output.finished}
     assert finished == dict.fromkeys(("many", "many#1", "many#2"), continuation(list(prompt), 4))
     loop.check(idle=True)
+
+
+@pytest.mark.parametrize("namespace", [Namespace("a"), Namespace("a", "adapter"), None])
+def test_a_fork_leaves_its_blocks_where_its_original_would(namespace: Namespace | None) -> None:
+    prompt = list(range(13))
+    model = ToyModel(40, limits=LIMITS)
+    loop = DecodeLoop(model, debug=True, prefix_cache=True)
+    statistics = loop.prefix_cache.statistics  # type: ignore[union-attr]
+    loop.add(Request("original", prompt, 6, namespace=namespace))
+    loop.step()
+    loop.step()
+    loop.fork("original", "fork")
+    loop.scheduler.preempt("fork")  # computed anew, it is on its own
+    loop.cancel("original")
+    while loop.has_work:
+        loop.step()
+        loop.check()
+    before = statistics.hit_tokens
+    loop.run([Request("stranger", prompt, 4)])
+    assert statistics.hit_tokens == before, "the default namespace has seen nothing of it"
+    loop.run([Request("friend", prompt, 4, namespace=namespace)])
+    assert statistics.hit_tokens - before == (0 if namespace is None else 12)

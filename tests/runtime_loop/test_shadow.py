@@ -140,3 +140,54 @@ def test_copies_and_swaps_move_every_byte_of_a_block(pool_format: PoolFormat | N
         assert torch.equal(tensor.view(torch.uint8), old[:, moved].view(torch.uint8))
     cache.check()
     assert cache.num_bytes == 32 * cache.block_bytes
+
+
+def test_a_block_brought_back_into_a_cancelled_ones_place_is_no_foreign_write() -> None:
+    prompt = list(range(13))
+    model = ToyModel(14, limits=BatchLimits(4, 40, 16))
+    host = SwapSpace(14, HostPool(model.cache, 14), SwapPolicy(Preemption.SWAP))
+    loop = DecodeLoop(model, debug=True, shadow=True, swap=host)
+    for name, tokens in (("away", prompt), ("gone", prompt[::-1])):
+        loop.add(Request(name, tokens, 12))
+        loop.step()
+        loop.step()
+    loop.scheduler.preempt("away")
+    loop.cancel("gone")
+    tokens = []
+    while loop.has_work:
+        output = loop.step()
+        loop.check()
+        tokens += [] if output is None else output.tokens.tolist()
+    assert host.num_loaded > 0
+    assert tuple(tokens) == continuation(prompt, 12)[-len(tokens) :]
+
+
+def test_what_a_failed_step_wrote_is_no_foreign_write() -> None:
+    prompt = list(range(13))
+    loop = DecodeLoop(ToyModel(14, fail_at=frozenset({2, 4})), debug=True, shadow=True, prefix_cache=True)
+    loop.add(Request("a", prompt, 6))
+    failures, tokens = 0, []
+    while loop.has_work:
+        try:
+            output = loop.step()
+            tokens += [] if output is None else output.tokens.tolist()
+        except FloatingPointError:
+            failures += 1
+        loop.check()
+        loop.shadow.prove()  # type: ignore[union-attr]
+    assert (failures, tuple(tokens)) == (2, continuation(prompt, 6))
+
+
+def test_what_is_cancelled_between_two_steps_is_poisoned_before_the_next() -> None:
+    loop = DecodeLoop(ToyModel(14), debug=True, shadow=True)
+    loop.add(Request("stays", (1, 2, 3), 8))
+    loop.add(Request("goes", (4, 5, 6), 8))
+    loop.step()
+    blocks = list(loop.explain("goes").blocks)
+    loop.cancel("goes")
+    loop.step()
+    assert bool(torch.isnan(loop.model.cache.block_tensors()[0][:, blocks]).all())
+    loop.model.cache.block_tensors()[0][:, blocks[0]] = 1.0
+    with pytest.raises(InvariantViolation) as caught:
+        loop.check()
+    assert caught.value.invariant is Invariant.POISON

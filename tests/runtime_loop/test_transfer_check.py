@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 import torch
 
+from pagedtune.runtime.decode_loop import DecodeLoop
 from pagedtune.runtime.host_pool import HostPool
 from pagedtune.runtime.swap import SwapSpace
 
 from .test_host_pool import FORMATS, WAYS, content, filled, host_of
+from .toy_model import ToyModel
 
 
 @pytest.mark.parametrize(
@@ -47,3 +49,13 @@ def test_a_swap_space_is_no_larger_than_its_host_pool() -> None:
     assert host.num_blocks == 2
     with pytest.raises(ValueError, match="num_blocks=8 exceeds the 2 blocks"):
         SwapSpace(8, host)
+
+
+def test_a_loop_takes_no_swap_space_that_would_lose_its_blocks() -> None:
+    model, other = ToyModel(8), ToyModel(8)
+    with pytest.raises(ValueError, match="no mover"):
+        DecodeLoop(model, swap=SwapSpace(8))
+    with pytest.raises(ValueError, match="blocks of another cache"):
+        DecodeLoop(model, swap=SwapSpace(8, HostPool(other.cache, 8)))
+    loop = DecodeLoop(model, swap=SwapSpace(8, HostPool(model.cache, 8)))
+    assert loop.generate([[1, 2]], 2), "a refusal claims no cache"
