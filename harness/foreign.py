@@ -25,7 +25,7 @@ from filelock import FileLock
 
 from pagedtune.kernels.artifact import cache_dir
 
-DOWNLOAD_SECONDS = 120
+DOWNLOAD_SECONDS = 300
 OPTIONS = ("num_warps", "num_stages", "maxnreg", "num_ctas", "launch_pdl")
 
 
