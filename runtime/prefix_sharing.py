@@ -47,7 +47,9 @@ class PrefixSharing:
         asked, match = self._last
         if asked is not sequence or match.num_queried != sequence.tokens.size or not self.cache.is_current(match):
             match = self.cache.match(sequence.tokens, namespace)
-            self._last = sequence, match
+        else:
+            match = self.cache.recount(match)  # whoever kept those blocks may have left since
+        self._last = sequence, match
         return match if with_copy else replace(match, copy=None)
 
     def bring(self, row: int, match: PrefixMatch) -> None:
