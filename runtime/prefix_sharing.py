@@ -101,9 +101,14 @@ class PrefixSharing:
 
         Some of them may only be free when the steps in flight have ended.
         """
-        short = needed - self._ledger.allocator.num_free
-        if short > 0:
-            self.cache.evict(short + spare)
+        allocator = self._ledger.allocator
+        short = needed - allocator.num_free
+        left = short + spare if short > 0 else 0
+        while left > 0:
+            before = allocator.num_free + allocator.num_fenced
+            if self.cache.evict(left) == 0:
+                return
+            left -= allocator.num_free + allocator.num_fenced - before  # one that is to be copied is not free yet
 
     def references(self) -> IntArray:
         """The cache's references to each block of the pool, [num_blocks]."""

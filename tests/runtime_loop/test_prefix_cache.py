@@ -127,3 +127,12 @@ def test_a_prompt_of_one_token_that_has_to_sit_out_writes_to_nobody() -> None:
     expected = [continuation(prompts[i // 2], lengths[i // 2]) for i in range(4)]
     assert [finished.tokens for finished in results] == expected
     loop.check(idle=True)
+
+
+def test_evicting_the_block_that_is_about_to_be_copied_is_not_taken_for_room() -> None:
+    loop = DecodeLoop(ToyModel(6, limits=BatchLimits(4, 48, 16)), debug=True, prefix_cache=True)
+    shapes = [((0,), 8, 1), (tuple(range(7, 16)), 6, 3), (tuple(range(9)), 11, 3), ((0, 1, 2), 10, 3)]
+    results = loop.run([Request(str(i), prompt, new, n=n) for i, (prompt, new, n) in enumerate(shapes)])
+    expected = [continuation(list(prompt), new) for prompt, new, n in shapes for _ in range(n)]
+    assert [finished.tokens for finished in results] == expected
+    loop.check(idle=True)
