@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import numpy.typing as npt
 
@@ -107,8 +109,7 @@ class PrefixCache:
         copy = best_continuation(place, data, self._tree.unit)
         if copy is not None and copy.num_tokens < self.min_copy_tokens:
             copy = None
-        idle = sum(count for node, count in place.runs() if node.locks == 0)
-        return PrefixMatch(namespace, queried, _joined(runs), idle, copy, place, self._tree.version)
+        return PrefixMatch(namespace, queried, _joined(runs), place.num_idle, copy, place, self._tree.version)
 
     def acquire(self, match: PrefixMatch) -> Lease:
         """Takes a lease on the blocks of `match`, and a reference to each for the caller's table.
@@ -127,8 +128,13 @@ class PrefixCache:
         return lease
 
     def is_current(self, match: PrefixMatch) -> bool:
-        """Whether the cache is as it was when it gave this match."""
+        """Whether the cache has the blocks that it had when it gave this match; leases may have come and gone."""
         return match.version == self._tree.version
+
+    def recount(self, match: PrefixMatch) -> PrefixMatch:
+        """A current match with `num_idle` as it is now: leases that begin or end change it, and nothing else."""
+        idle = 0 if match.place is None else match.place.num_idle
+        return match if idle == match.num_idle else replace(match, num_idle=idle)
 
     def share(self, lease: Lease, num_blocks: int) -> Lease:
         """A second lease, on the first `num_blocks` blocks at most, for a fork of its sequence.

@@ -18,7 +18,8 @@ class PrefixMatch:
         namespace: where it was looked for.
         num_queried: tokens of the sequence.
         blocks: int64: whole blocks that hold its first tokens, in order.
-        num_idle: those of `blocks` that could be evicted now, and no more once they are acquired.
+        num_idle: those of `blocks` that could be evicted at the time, and no more once they are acquired. See
+            `PrefixCache.recount`.
         copy: a block whose first tokens are the next ones, to be copied; None without one worth it.
         place: where the walk ended; None where the namespace is empty.
         version: of the cache, to notice a change.

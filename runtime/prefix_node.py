@@ -180,6 +180,11 @@ class Place:
         if parent is not None:
             yield from ((node, node.blocks.size) for node in parent.path())
 
+    @property
+    def num_idle(self) -> int:
+        """Blocks up to here that nothing keeps from being evicted, at this moment."""
+        return sum(count for node, count in self.runs() if node.locks == 0)
+
 
 def walk(node: Node, data: bytes, start: int, unit: int, into: list[IntArray]) -> Place:
     """Follows `data[start:]` from the end of `node` over whole blocks; appends the blocks met to `into`."""

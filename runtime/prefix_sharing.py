@@ -47,7 +47,9 @@ class PrefixSharing:
         asked, match = self._last
         if asked is not sequence or match.num_queried != sequence.tokens.size or not self.cache.is_current(match):
             match = self.cache.match(sequence.tokens, namespace)
-            self._last = sequence, match
+        else:
+            match = self.cache.recount(match)  # whoever kept those blocks may have left since
+        self._last = sequence, match
         return match if with_copy else replace(match, copy=None)
 
     def bring(self, row: int, match: PrefixMatch) -> None:
@@ -99,9 +101,14 @@ class PrefixSharing:
 
         Some of them may only be free when the steps in flight have ended.
         """
-        short = needed - self._ledger.allocator.num_free
-        if short > 0:
-            self.cache.evict(short + spare)
+        allocator = self._ledger.allocator
+        short = needed - allocator.num_free
+        left = short + spare if short > 0 else 0
+        while left > 0:
+            before = allocator.num_free + allocator.num_fenced
+            if self.cache.evict(left) == 0:
+                return
+            left -= allocator.num_free + allocator.num_fenced - before  # one that is to be copied is not free yet
 
     def references(self) -> IntArray:
         """The cache's references to each block of the pool, [num_blocks]."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from pagedtune.runtime import prefix_node
 from pagedtune.runtime.allocator import BlockAllocator
 from pagedtune.runtime.block_tables import BlockTables
 from pagedtune.runtime.prefix_cache import PrefixCache
+from pagedtune.runtime.prefix_node import Place
 from pagedtune.runtime.prefix_sharing import PrefixSharing
 from pagedtune.runtime.prefix_tree import PrefixTree
 from pagedtune.runtime.scheduler import Scheduler
@@ -114,8 +114,7 @@ def store_what_is_booked(self: PrefixSharing, row: int) -> None:
     store(self, row)
 
 
-def no_idle_hits(self: PrefixCache, *arguments: Any) -> Any:
-    return replace(match(self, *arguments), num_idle=0)
+no_idle_hits = property(lambda place: 0)
 
 
 def lock_nothing(self: PrefixTree, *arguments: Any) -> None:
@@ -155,7 +154,7 @@ store, match, extend = PrefixSharing.store, PrefixCache.match, PrefixCache.exten
     ("owner", "method", "fault", "scenario"),
     [
         (PrefixSharing, "store", store_what_is_booked, nothing_unwritten_is_found),
-        (PrefixCache, "match", no_idle_hits, hits_are_paid_for),
+        (Place, "num_idle", no_idle_hits, hits_are_paid_for),
         (PrefixTree, "lock", lock_nothing, pins_stay),
         (PrefixSharing, "leave", leave_first, outputs_are_kept),
         (PrefixTree, "shorten", keep_the_entry, what_is_evicted_is_gone),
@@ -166,7 +165,7 @@ store, match, extend = PrefixSharing.store, PrefixCache.match, PrefixCache.exten
     ids=lambda value: getattr(value, "__name__", None),
 )
 def test_a_planted_bug_is_found(
-    monkeypatch: pytest.MonkeyPatch, owner: Any, method: str, fault: Callable[..., Any], scenario: Callable[[], None]
+    monkeypatch: pytest.MonkeyPatch, owner: Any, method: str, fault: Any, scenario: Callable[[], None]
 ) -> None:
     scenario()
     monkeypatch.setattr(owner, method, fault)

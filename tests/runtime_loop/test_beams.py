@@ -176,7 +176,8 @@ def test_a_search_draws_no_samples() -> None:
     ("beams", "penalty", "early", "stop"),
     [
         (2, 1.0, False, ()), (4, 1.0, False, (5,)), (4, 0.0, True, (5,)), (3, 2.0, False, (9,)), (6, 1.0, True, (9,)),
-        (2, 1.0, False, tuple(range(8))), (3, 0.0, False, tuple(range(10, 18))), (4, 2.0, False, tuple(range(50, 58))),
+        (2, 2.0, False, (18, 56, 24, 29, 3, 12, 11, 1)),
+        (3, 0.0, False, tuple(range(10, 18))), (4, 2.0, False, tuple(range(50, 58))),
     ],
 )  # fmt: skip
 def test_beams_equal_those_of_transformers(beams: int, penalty: float, early: bool, stop: tuple[int, ...]) -> None:

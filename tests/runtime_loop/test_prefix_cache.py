@@ -104,3 +104,35 @@ def test_a_fork_leaves_its_blocks_where_its_original_would(namespace: Namespace 
     assert statistics.hit_tokens == before, "the default namespace has seen nothing of it"
     loop.run([Request("friend", prompt, 4, namespace=namespace)])
     assert statistics.hit_tokens - before == (0 if namespace is None else 12)
+
+
+def test_a_prefix_that_became_idle_while_its_user_waited_is_paid_for() -> None:
+    """In 3 blocks: the last one waits while others use its prefix, and must not copy a block of it once it has
+    all 3 blocks to itself, two for the prefix and the copy's source and two for what it lacks being one too many."""
+    loop = DecodeLoop(ToyModel(3, limits=LIMITS), debug=True, prefix_cache=True)
+    requests = [Request("a", range(5), 5, n=2), Request("b", range(9), 3)]  # type: ignore[arg-type]
+    results = loop.run(requests)
+    expected = [continuation(list(range(5)), 5)] * 2 + [continuation(list(range(9)), 3)]
+    assert [finished.tokens for finished in results] == expected
+    loop.check(idle=True)
+
+
+def test_a_prompt_of_one_token_that_has_to_sit_out_writes_to_nobody() -> None:
+    """In 3 blocks, beside samples that take and drop blocks, a row is admitted before there is a block for it."""
+    loop = DecodeLoop(ToyModel(3, limits=BatchLimits(4, 48, 16)), debug=True, prefix_cache=True)
+    prompts = [[0, 1, 2], [0]]
+    lengths = (6, 7)
+    requests = [Request(str(i), prompt, lengths[i], n=2) for i, prompt in enumerate(prompts)]  # type: ignore[arg-type]
+    results = loop.run(requests)
+    expected = [continuation(prompts[i // 2], lengths[i // 2]) for i in range(4)]
+    assert [finished.tokens for finished in results] == expected
+    loop.check(idle=True)
+
+
+def test_evicting_the_block_that_is_about_to_be_copied_is_not_taken_for_room() -> None:
+    loop = DecodeLoop(ToyModel(6, limits=BatchLimits(4, 48, 16)), debug=True, prefix_cache=True)
+    shapes = [((0,), 8, 1), (tuple(range(7, 16)), 6, 3), (tuple(range(9)), 11, 3), ((0, 1, 2), 10, 3)]
+    results = loop.run([Request(str(i), prompt, new, n=n) for i, (prompt, new, n) in enumerate(shapes)])
+    expected = [continuation(list(prompt), new) for prompt, new, n in shapes for _ in range(n)]
+    assert [finished.tokens for finished in results] == expected
+    loop.check(idle=True)
