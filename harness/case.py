@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from pagedtune.kernels.bounds import Bounds, bucket_of
 from pagedtune.kernels.dtypes import DType
-from pagedtune.kernels.pool_format import PoolFormat
+from pagedtune.kernels.pool_format import PoolFormat, ScaleKind
 from pagedtune.kernels.problem import Problem
 from pagedtune.kernels.variant import Op
 from pagedtune.kernels.workload import Workload
@@ -41,6 +41,10 @@ class Hazard(StrEnum):
     HUGE_SINKS = "huge_sinks"
     INF_SINKS = "inf_sinks"
     LIVE_NAN = "live_nan"
+    NAN_SCORES = "nan_scores"
+    FAR_QUERIES = "far_queries"
+    ZERO_SCALES = "zero_scales"
+    STEEP_SCALES = "steep_scales"
     SKIPPED_TOKENS = "skipped_tokens"
     HIGH_STAGING = "high_staging"
     HIGH_ROWS = "high_rows"
@@ -69,6 +73,10 @@ HAZARD_REASONS = {
     Hazard.HUGE_SINKS: "sinks of ±10^4: exp(sink) alone overflows, so the sink must take part in the maximum",
     Hazard.INF_SINKS: "sinks of ±inf: -inf must change nothing, +inf gives O = 0 and LSE = inf, never NaN",
     Hazard.LIVE_NAN: "one V element of one sequence is NaN: it must reach that sequence's dimension and no other",
+    Hazard.NAN_SCORES: "an element of a query and one of a key are NaN: so are their rows and LSE, which hide no NaN",
+    Hazard.FAR_QUERIES: "queries of 2^40 and 2^-40, K's scales the other way: a half holds neither, bf16 does",
+    Hazard.ZERO_SCALES: "a sequence of zeros whose tokens have scale 0: nothing may be divided by a scale",
+    Hazard.STEEP_SCALES: "V's scales grow 2^20-fold every 64 tokens: a half does not hold weights times scales",
     Hazard.SKIPPED_TOKENS: "a written token has slot -1 and NaN as its value, a listed block is -1: no trace of them",
     Hazard.GAPPED_POOL: "there are gaps inside the blocks of a pool: a block is not one piece of memory",
     Hazard.HIGH_STAGING: "the one live row of the staging buffer lies above 2^32 elements: a 32-bit offset wraps",
@@ -170,6 +178,10 @@ _ATTENTION_ONLY = {
     Hazard.HUGE_SINKS,
     Hazard.INF_SINKS,
     Hazard.LIVE_NAN,
+    Hazard.NAN_SCORES,
+    Hazard.FAR_QUERIES,
+    Hazard.ZERO_SCALES,
+    Hazard.STEEP_SCALES,
     Hazard.HIGH_ROWS,
 }
 
@@ -198,8 +210,28 @@ def reject_case(case: Case) -> str | None:
         return "live_nan needs a pool whose dtype has a NaN"
     if Hazard.LIVE_NAN in hazards and hazards & {Hazard.HUGE_SINKS, Hazard.INF_SINKS}:
         return "live_nan needs a weight above 0 for the NaN: a huge sink leaves none"
+    if (reason := _reject_extremes(case)) is not None:
+        return reason
     if Hazard.REPLAY in hazards and not decode:
         return "replay needs one query token per sequence: the earlier launch has length 0"
     if problem.max_query_len < max(case.workload.query_lens):
         return f"max_query_len={problem.max_query_len} is below the workload's {max(case.workload.query_lens)}"
     return case.pool_format.reject(problem)
+
+
+def _reject_extremes(case: Case) -> str | None:
+    pool_format, hazards = case.pool_format, set(case.hazards)
+    extremes = hazards & {Hazard.NAN_SCORES, Hazard.FAR_QUERIES, Hazard.ZERO_SCALES, Hazard.STEEP_SCALES}
+    if extremes and case.family is not Family.RANDOM:
+        return f"{', '.join(sorted(extremes))} needs the random family"
+    if Hazard.NAN_SCORES in extremes and pool_format.kv_dtype is DType.INT8:
+        return "nan_scores needs a pool whose dtype has a NaN"
+    if {Hazard.NAN_SCORES, Hazard.ZERO_SCALES} & extremes and not max(case.workload.context_lens):
+        return f"{', '.join(sorted(extremes))} needs a sequence with keys"
+    if Hazard.FAR_QUERIES in extremes and pool_format.scale_kind not in (ScaleKind.PER_HEAD, ScaleKind.PER_TOKEN_HEAD):
+        return "far_queries needs scales of each head, which bring the scores back"
+    if Hazard.FAR_QUERIES in extremes and case.problem.q_dtype is DType.FP16:
+        return "far_queries needs queries of more range than fp16"
+    if {Hazard.ZERO_SCALES, Hazard.STEEP_SCALES} & extremes and not pool_format.has_token_scales:
+        return f"{', '.join(sorted(extremes))} needs scales of tokens"
+    return None

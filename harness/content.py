@@ -13,6 +13,7 @@ from pagedtune.kernels.dtypes import DType
 from pagedtune.kernels.pool_format import ScaleKind
 
 from .case import Case, Family, Hazard
+from .extremes import make_extreme
 from .placement import Placement, first_visible
 
 RANDOM_SCORE_STD = 1.5  # a softmax over a few dozen keys, neither flat nor one-hot
@@ -65,6 +66,7 @@ def make_content(case: Case, placement: Placement, rng: np.random.Generator) -> 
         _plant_nan(case, placement, v, rng)
     slopes = _slopes(case, rng)
     q, exact = _queries(case, placement, k, k_scale, slopes, rng)
+    make_extreme(case, placement, q, k, v, k_scale, v_scale)
     return Content(q, k, v, k_scale, v_scale, _sinks(case, rng), slopes, exact)
 
 

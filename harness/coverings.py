@@ -9,10 +9,10 @@ At corner level on a GPU some values share a place (`dimensions.TURNS`): it is t
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from itertools import cycle, product
+from itertools import cycle
 from typing import Any
 
 from pagedtune.kernels.bounds import Bounds
@@ -27,6 +27,7 @@ from . import dimensions as d
 from .case import SWAPS, Case, Family, Hazard, Level
 from .config_corners import NUM_CORNERS
 from .pairwise import Turns, covering_in_turn
+from .singles import single_cases, size_cases
 
 Row = Mapping[str, Any]
 _CONSTANT_SCALES = (ScaleKind.NONE, ScaleKind.PER_TENSOR, ScaleKind.PER_HEAD)  # a CPU has no 8-bit pool
@@ -52,20 +53,22 @@ def trials_for(variant: Variant, device: Device, level: Level) -> tuple[Trial, .
     """The trials of a variant's op at a level: one list for every variant of the op. A variant with limits gets, in
     place of the cases that it takes, a covering of all pairs that it takes.
 
-    Numbers of cases for attention on a CPU: tiny 51, corner 247, production 38; on a GPU 51, 104 and 142. Of a cache
+    Numbers of cases for attention on a CPU: tiny 51, corner 252, production 38; on a GPU 51, 117 and 142. Of a cache
     operation at most 64, 97 and 107.
     """
     kind = variant.device_kind
     rows = _rows(variant.op, level, kind)
     common = [_trial(variant.op, row, index) for index, row in enumerate(rows)]
-    sizes = [Trial(case) for case in _sizes()] if (variant.op, level) == (Op.ATTENTION, Level.CORNER) else []
+    singles: list[Trial] = []
+    if (variant.op, level) == (Op.ATTENTION, Level.CORNER):
+        singles = [*map(Trial, size_cases()), *(Trial(case, corner=0) for case in single_cases(kind))]
     takes = partial(_takes, variant, device)
     taken = [row for row in rows if takes(*_stored(row))]
     if len(taken) in (0, len(rows)):
-        return (*common, *sizes)
+        return (*common, *singles)
     refused = [trial for trial in common if not takes(trial.case.problem, trial.case.pool_format)]
     own = _own_rows(variant.op, level, kind, taken, takes)
-    return (*refused, *(_trial(variant.op, row, len(common) + k) for k, row in enumerate(own)), *sizes)
+    return (*refused, *(_trial(variant.op, row, len(common) + k) for k, row in enumerate(own)), *singles)
 
 
 def _takes(variant: Variant, device: Device, problem: Problem, pool_format: PoolFormat) -> bool:
@@ -103,16 +106,6 @@ def _rows(op: Op, level: Level, kind: DeviceKind) -> tuple[Row, ...]:
 def turns_of(level: Level, kind: DeviceKind) -> Turns:
     """Which values of which dimensions share a place in the coverings of a level."""
     return d.TURNS if (level, kind) == (Level.CORNER, DeviceKind.CUDA) else {}
-
-
-def _sizes() -> Iterator[Case]:
-    """Large batches and long contexts, where a kernel may take another path: few cases, each of them slow."""
-    choices = product(d.SIZES, d.SIZE_SHAPES, (Family.RANDOM, Family.NEEDLE))
-    for index, (name, shape, family) in enumerate(choices):
-        pool_format = PoolFormat(16, shape.kv_dtype)
-        hazards = (Hazard.TAIL_FOREIGN,)
-        workload = Workload(d.SIZES[name](16), name=name)
-        yield Case(Op.ATTENTION, shape.problem(), pool_format, workload, family, hazards, seed=index)
 
 
 def dimensions_of(op: Op, level: Level, kind: DeviceKind = DeviceKind.CPU) -> dict[str, tuple[Any, ...]]:

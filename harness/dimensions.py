@@ -218,6 +218,7 @@ SIZES: Mapping[str, Lengths] = {
     "many": lambda b: tuple((7 * i) % 40 for i in range(131)),
     "huge": lambda b: (8209, 5),
 }
+SPLIT_CONTEXT = 127 * 128 + 5  # 128 splits, the most that a kernel takes, of 128 keys, a whole number of tiles
 SIZE_SHAPES = (SHAPES[2], SHAPES[5])
 # Query tokens of the sequences, in turn, as far as the context has them.
 QUERIES: Mapping[str, tuple[int, ...]] = {"decode": (1,), "mixed": (1, 3, 0, 2), "chunk": (8, 5)}

@@ -50,9 +50,11 @@ def row_tiles(problem: Problem) -> int:
 def dot_dtype(problem: Problem, pool_format: PoolFormat) -> DType:
     """What both factors of a product are converted to: nothing that the query or the pool holds is lost.
 
+    Neither 16-bit type holds the other: bf16 lacks the digits of fp16, fp16 the range of bf16. Both are fp32 then.
     e4m3 becomes fp16, which the hardware converts two at a time; bf16 takes it another step, four times as slow.
     """
-    if DType.FP32 in (problem.q_dtype, pool_format.kv_dtype):
+    factors = {problem.q_dtype, pool_format.kv_dtype}
+    if DType.FP32 in factors or factors == {DType.BF16, DType.FP16}:
         return DType.FP32
     return DType.FP16 if pool_format.kv_dtype is DType.FP8_E4M3 else problem.q_dtype
 

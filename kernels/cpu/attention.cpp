@@ -88,8 +88,10 @@ struct Normaliser {
     bool empty;  // the output is zero whatever was accumulated
 };
 
-// From a running maximum and a sum of exp(score - maximum), with a sink's logit joined if there is one.
+// From a running maximum and a sum of exp(score - maximum), with a sink's logit joined if there is one. A maximum
+// knows no NaN, the sum does.
 Normaliser normalise(float maximum, float sum, const float* sink) {
+    if (std::isnan(sum)) return {sum, sum, false};
     if (sink == nullptr || *sink == -INFINITY) {
         if (maximum == -INFINITY) return {0.0f, -INFINITY, true};
         return {1.0f / sum, static_cast<float>(maximum + std::log(static_cast<double>(sum))), false};

@@ -137,14 +137,15 @@ extern "C" __global__ void __launch_bounds__(32 * PT_WARPS) attention_paged(
     const float sink = PT_HAS_SINKS ? sinks[head] * LOG2E : -PT_INFINITY;
     top = fmaxf(top, sink);
     const float safe_top = top == -PT_INFINITY ? 0.0f : top;
-    total = PT_HAS_SINKS ? exp2f(sink - safe_top) : 0.0f;
+    total = 0.0f;
+    if (PT_HAS_SINKS) total = sink == PT_INFINITY ? 1.0f : exp2f(sink - safe_top);  // inf - inf is no weight
     for (int w = 0; w < PT_WARPS; ++w) total += warp_total[w] * exp2f(warp_top[w] - safe_top);
-    const float out_scale = total > 0.0f ? value_scale / total : 0.0f;
+    const float out_scale = total == 0.0f ? 0.0f : value_scale / total;  // a NaN stays one
     for (int d = threadIdx.x; d < DV; d += 32 * PT_WARPS) {
         float value = 0.0f;
         for (int w = 0; w < PT_WARPS; ++w) value += warp_acc[w][d] * exp2f(warp_top[w] - safe_top);
         out[token * out_token + head * out_head + d] = Q(value * out_scale);
     }
     if (lse != nullptr && threadIdx.x == 0)
-        lse[token * lse_token + head] = total > 0.0f ? (top + log2f(total)) * LN2 : top;  // a sink of +inf
+        lse[token * lse_token + head] = total == 0.0f ? top : (top + log2f(total)) * LN2;
 }

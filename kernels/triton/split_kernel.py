@@ -239,11 +239,12 @@ def attention_split(
         acc = tl.interleave(acc_low, acc_high)
     live_out = live_rows[:, None] & (cols_v < DIM_V)[None, :]
     if SPLIT:
-        safe_total = tl.where(total > 0.0, total, 1.0)
+        safe_total = tl.where(total == 0.0, 1.0, total)  # a NaN stays one: it must not pass for a split without keys
         tl.store(
             partial_out + part[:, None] * DIM_V + cols_v[None, :], acc * (out_scale / safe_total)[:, None], live_out
         )
-        tl.store(partial_lse + part, tl.where(total > 0.0, (top + tl.log2(safe_total)) * LN2, -float("inf")), live_rows)
+        split_lse = tl.where(total == 0.0, -float("inf"), (top + tl.log2(safe_total)) * LN2)
+        tl.store(partial_lse + part, split_lse, live_rows)
     else:
         if HAS_SINKS:
             sink = tl.load(sinks + heads, mask=live_rows, other=0.0) * LOG2E
@@ -255,11 +256,11 @@ def attention_split(
             total = total * shrink + tl.where(sink == infinity, 1.0, tl.exp2(sink - safe_top))
             acc *= shrink[:, None]
             top = new_top
-        safe_total = tl.where(total > 0.0, total, 1.0)
+        safe_total = tl.where(total == 0.0, 1.0, total)
         result = acc * (out_scale / safe_total)[:, None]
         tl.store(out + token * out_token + heads[:, None] * out_head + cols_v[None, :], result, live_out)
         if lse.to(tl.int64) != 0:
-            row_lse = tl.where(total > 0.0, (top + tl.log2(safe_total)) * LN2, top)
+            row_lse = tl.where(total == 0.0, top, (top + tl.log2(safe_total)) * LN2)
             tl.store(lse + token * lse_token + heads, row_lse, live_rows)
 
 
@@ -298,11 +299,11 @@ def attention_merge(
     weights = tl.exp2(lses - safe_top)
     total = tl.sum(weights, 0)
     if HAS_SINKS:
-        total += tl.exp2(sink - safe_top)
-    live = (lses > -float("inf"))[:, None] & (cols < DIM_V)[None, :]
+        total += tl.where(sink == float("inf"), 1.0, tl.exp2(sink - safe_top))  # infinity minus infinity is no weight
+    live = (lses != -float("inf"))[:, None] & (cols < DIM_V)[None, :]
     values = tl.load(partial_out + (row + parts)[:, None] * DIM_V + cols[None, :], mask=live, other=0.0)
     acc = tl.sum(values * weights[:, None], 0)
-    safe_total = tl.where(total > 0.0, total, 1.0)
+    safe_total = tl.where(total == 0.0, 1.0, total)
     tl.store(out + token * out_token + head * out_head + cols, acc / safe_total, cols < DIM_V)
     if lse.to(tl.int64) != 0:
-        tl.store(lse + token * lse_token + head, tl.where(total > 0.0, (top + tl.log2(safe_total)) * LN2, top))
+        tl.store(lse + token * lse_token + head, tl.where(total == 0.0, top, (top + tl.log2(safe_total)) * LN2))

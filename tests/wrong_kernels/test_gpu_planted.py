@@ -38,6 +38,7 @@ from .gpu_cache_faults import (
 )
 from .gpu_planted import H100, GpuFault, result_of, run_case
 from .gpu_swap_faults import CUDA_PACK_FAULTS, CUDA_UNPACK_FAULTS, TRITON_PACK_FAULTS, TRITON_UNPACK_FAULTS
+from .single_faults import CUDA_PAGED_SINGLES, SPLIT_MMA_SINGLES, TRITON_SPLIT_SINGLES
 from .split_mma_faults import SPLIT_MMA_FAULTS
 from .split_simt_faults import SPLIT_SIMT_FAULTS
 from .token_scale_faults import (
@@ -55,9 +56,9 @@ from .token_scale_faults import (
 from .triton_split_faults import TRITON_SPLIT_FAULTS
 
 FAMILIES: tuple[tuple[Variant, ModuleType, tuple[GpuFault, ...]], ...] = (
-    (TritonSplit(), triton_split, (*TRITON_SPLIT_FAULTS, *TRITON_SPLIT_SCALE_FAULTS)),
-    (CudaPaged(), cuda_paged, (*CUDA_PAGED_FAULTS, *CUDA_PAGED_SCALE_FAULTS)),
-    (CudaSplitMma(), cuda_split_mma, (*SPLIT_MMA_FAULTS, *SPLIT_MMA_SCALE_FAULTS)),
+    (TritonSplit(), triton_split, (*TRITON_SPLIT_FAULTS, *TRITON_SPLIT_SCALE_FAULTS, *TRITON_SPLIT_SINGLES)),
+    (CudaPaged(), cuda_paged, (*CUDA_PAGED_FAULTS, *CUDA_PAGED_SCALE_FAULTS, *CUDA_PAGED_SINGLES)),
+    (CudaSplitMma(), cuda_split_mma, (*SPLIT_MMA_FAULTS, *SPLIT_MMA_SCALE_FAULTS, *SPLIT_MMA_SINGLES)),
     (CudaSplitSimt(), cuda_split_simt, (*SPLIT_SIMT_FAULTS, *SPLIT_SIMT_SCALE_FAULTS)),
     (CudaKVWrite(), cuda_cache, (*CUDA_WRITE_FAULTS, *CUDA_WRITE_SCALE_FAULTS)),
     (CudaCopyBlocks(), cuda_cache, (*CUDA_COPY_FAULTS, *CUDA_COPY_SCALE_FAULTS)),

@@ -60,7 +60,7 @@ TRITON_SPLIT_FAULTS = (
     ),
     fault(
         "the merge reads empty splits", "empty split",
-        'live = (lses > -float("inf"))[:, None]', "live = (parts < num_splits)[:, None]", SEEN,
+        'live = (lses != -float("inf"))[:, None]', "live = (parts < num_splits)[:, None]", SEEN,
     ),
     fault(
         "merge without maximum", "merge", "weights = tl.exp2(lses - safe_top)", "weights = tl.exp2(lses)", VALUE,
@@ -80,8 +80,8 @@ TRITON_SPLIT_FAULTS = (
         gpu_case((100, 40), family=Family.NEEDLE, window=20),
     ),
     fault(
-        "sink counted once per split", "sink", "total += tl.exp2(sink - safe_top)",
-        'total += tl.exp2(sink - safe_top) * tl.sum(tl.where(lses > -float("inf"), 1.0, 0.0), 0)', VALUE, SINKS,
+        "sink counted once per split", "sink", "1.0, tl.exp2(sink - safe_top))  #",
+        '1.0, tl.exp2(sink - safe_top)) * tl.sum(tl.where(lses > -float("inf"), 1.0, 0.0), 0)  #', VALUE, SINKS,
     ),
     fault(
         "sink left out of the maximum", "sink", "LOG2E\n        top = tl.maximum(top, sink)", "LOG2E",
