@@ -124,6 +124,8 @@ class TritonSplit(Variant):
         config = _own(config)
         if pool_format.kv_dtype not in _TYPES:
             return f"triton_split cannot read {pool_format.kv_dtype} pools"
+        if {problem.q_dtype, pool_format.kv_dtype} == {DType.BF16, DType.FP16}:  # fp32 holds both, at a crawl
+            return "bf16 lacks the digits of fp16 and fp16 the range of bf16: triton_split multiplies one of them"
         if pool_format.kv_dtype is DType.FP8_E4M3 and device.capability < 89:
             return f"e4m3 needs compute capability 8.9, not {device.capability / 10}"
         if max(problem.head_dim, problem.head_dim_v) > MAX_HEAD_DIM:

@@ -10,6 +10,7 @@ from .problem import Problem
 MIN_ROWS, MAX_ROWS = 16, 32  # of a matrix product: what `mma.sync` takes, and before `wgmma` sets in
 MAX_HEAD_DIM = 512
 VECTOR_BYTES = 16  # widest load of a thread
+REDUCTION_BYTES = 512  # of shared memory, for maxima and sums across warps: 320 at most in 15 builds
 MAX_FP32_TILE = 1024  # elements of a tile that a warp multiplies in fp32: beyond it, registers run out
 # Of a thread for a tile and the outputs, in pipelines of two stages, and in deeper ones: found by building the space at
 # head dims of 128 and 256. An estimate; a build that spills all the same is rejected by what its binary says.
@@ -50,11 +51,9 @@ def row_tiles(problem: Problem) -> int:
 def dot_dtype(problem: Problem, pool_format: PoolFormat) -> DType:
     """What both factors of a product are converted to: nothing that the query or the pool holds is lost.
 
-    Neither 16-bit type holds the other: bf16 lacks the digits of fp16, fp16 the range of bf16. Both are fp32 then.
     e4m3 becomes fp16, which the hardware converts two at a time; bf16 takes it another step, four times as slow.
     """
-    factors = {problem.q_dtype, pool_format.kv_dtype}
-    if DType.FP32 in factors or factors == {DType.BF16, DType.FP16}:
+    if DType.FP32 in (problem.q_dtype, pool_format.kv_dtype):
         return DType.FP32
     return DType.FP16 if pool_format.kv_dtype is DType.FP8_E4M3 else problem.q_dtype
 
@@ -73,9 +72,13 @@ def tile_bytes(problem: Problem, pool_format: PoolFormat, tile_tokens: int) -> i
 
 
 def shared_bytes(problem: Problem, pool_format: PoolFormat, tile_tokens: int) -> int:
-    """Shared memory of a block at least: a tile on its way, the queries and the weights, as Triton lays them out."""
+    """Shared memory of a block, as Triton lays it out: a tile on its way, the queries, the weights, one of K and V as
+    fp32 where the product is and the pool is not, and what reductions between warps take at most."""
+    dot = dot_dtype(problem, pool_format)
     rows = block_rows(problem) * (power_of_two(problem.head_dim) + tile_tokens)
-    return tile_bytes(problem, pool_format, tile_tokens) + rows * dot_dtype(problem, pool_format).itemsize
+    widened = pool_format.kv_dtype is not dot and dot is DType.FP32
+    converted = fp32_tile(problem, pool_format, tile_tokens) * dot.itemsize if widened else 0
+    return tile_bytes(problem, pool_format, tile_tokens) + rows * dot.itemsize + converted + REDUCTION_BYTES
 
 
 def tile_registers(problem: Problem, pool_format: PoolFormat, tile_tokens: int, num_warps: int) -> int:
