@@ -84,7 +84,7 @@ def test_a_relative_path_means_the_same_after_a_change_of_folder(
     ("ref", "words"),
     [
         ("eagre", "did you mean eager"),
-        ("nothing_like_it", "eager"),
+        ("nothing_like_it", "`pagedtune variants` lists those that there are"),
         ("no/such/kernel.py:Mine", "no file"),
         ("kernel.py:Other", "has no 'Other': it has Mine"),
         ("kernel.py", "needs a class name after it: it has Mine"),

@@ -166,7 +166,8 @@ def test_at_production_level_the_corners_of_the_space_are_paired_with_everything
     assert {trial.corner for trial in trials} == set(range(NUM_CORNERS))
     for feature in ("window", "soft_cap", "sinks", "alibi"):
         assert {t.corner for t in trials if getattr(t.case.problem, feature)} == set(range(NUM_CORNERS))
-    assert {t.corner for t in trials_for(find_variant("triton_split"), H100, Level.CORNER)} == {None}
+    corner = trials_for(find_variant("triton_split"), H100, Level.CORNER)
+    assert {t.corner for t in corner if t.case.workload.name != "single"} == {None}
 
 
 @pytest.mark.parametrize(
