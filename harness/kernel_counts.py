@@ -22,7 +22,7 @@ from pagedtune.kernels.device import Device
 from pagedtune.kernels.launch import KernelStep, LaunchPlan
 from pagedtune.kernels.pool_format import PoolFormat
 from pagedtune.kernels.problem import Problem
-from pagedtune.kernels.variant import Config, Variant
+from pagedtune.kernels.variant import Config, Op, Variant
 from pagedtune.kernels.workload import Workload
 
 from .count_run import Counts, Run, block_threads, run_counts
@@ -79,7 +79,7 @@ class Target:
         return self.variant.build(problem, self.pool_format, self.config, self.device)
 
     def plan(self, problem: Problem, num_seqs: int) -> LaunchPlan:
-        """The bucket's plan, cut to `num_seqs` sequences."""
+        """The bucket's plan, cut to `num_seqs` sequences, or what the op counts as such."""
         bounds = replace(self.bounds, max_num_seqs=num_seqs)
         return self.variant.plan(problem, self.pool_format, self.config, bounds)
 
@@ -113,14 +113,25 @@ def count(target: Target, workload: Workload) -> Counted:
             f"its work is not regular enough to be extrapolated (more than {MAX_ERROR:.0%} off at the checked point), "
             f"and {kv / 2**20:.0f} MiB of KV are too many to be run whole (limit {MAX_KV_BYTES >> 20} MiB)"
         )
-    counts = _run(target, target.problem, lengths, workload.query_lens)
-    return Counted(_works(target, target.problem, workload.num_seqs, counts), 0.0, "the batch itself was run")
+    counts = run_batch(target, target.problem, lengths, workload.query_lens)
+    return Counted(works_of(target, target.problem, workload.num_seqs, counts), 0.0, "the batch itself was run")
 
 
-def _run(target: Target, problem: Problem, lengths: Sequence[int], query_lens: Sequence[int]) -> list[Counts]:
-    artifacts, plan = target.artifacts(problem), target.plan(problem, len(lengths))
+def num_units(op: Op, query_lens: Sequence[int]) -> int:
+    """What a plan's bounds count as sequences: tokens of a write, else sequences, block pairs or listed blocks."""
+    return sum(query_lens) if op is Op.KV_WRITE else len(query_lens)
+
+
+def run_batch(target: Target, problem: Problem, lengths: Sequence[int], query_lens: Sequence[int]) -> list[Counts]:
+    """Counts by step of a batch of these sequences, in a plan of as many launch units as the op has of them.
+
+    Raises:
+        VirtualGpuError: the kernel is faulty.
+    """
+    op = target.variant.op
+    artifacts, plan = target.artifacts(problem), target.plan(problem, num_units(op, query_lens))
     return run_counts(
-        Run(artifacts, plan, problem, target.pool_format, tuple(lengths), tuple(query_lens), target.device)
+        Run(artifacts, plan, problem, target.pool_format, tuple(lengths), tuple(query_lens), target.device, op)
     )
 
 
@@ -163,7 +174,7 @@ def _steps(config: Config) -> tuple[int, int]:
 
 def _extrapolated(target: Target, workload: Workload, heads: int, knots: Knots, checked: Knots) -> Counted:
     problem, query_len = target.with_heads(heads), max(workload.query_lens)
-    known = [_run(target, problem, (n,), (query_len,)) for n in knots]
+    known = [run_batch(target, problem, (n,), (query_len,)) for n in knots]
     beside = _beside_others(target, problem, workload.num_seqs, min(knots), query_len)
     total = _sum(known, knots, workload.context_lens, target.problem.num_kv_heads / heads, beside)
     more_heads = min(2 * heads, target.problem.num_kv_heads)
@@ -174,28 +185,29 @@ def _extrapolated(target: Target, workload: Workload, heads: int, knots: Knots, 
         more_heads / heads,
         _beside_others(target, problem, len(checked), min(knots), query_len),
     )
-    seen = _run(target, target.with_heads(more_heads), checked, (query_len,) * len(checked))
+    seen = run_batch(target, target.with_heads(more_heads), checked, (query_len,) * len(checked))
     error = max(_error(a, b) for a, b in zip(told, seen, strict=True))
     how = (
         f"from one sequence and {heads} of {target.problem.num_kv_heads} KV heads at {', '.join(map(str, knots))} "
         f"tokens; checked on {len(checked)} sequences and {more_heads} heads: {error:.2%} off"
     )
-    return Counted(_works(target, target.problem, workload.num_seqs, total), error, how)
+    return Counted(works_of(target, target.problem, workload.num_seqs, total), error, how)
 
 
 def _error(told: Counts, seen: Counts) -> float:
-    pairs = [(told["sectors.read"], seen["sectors.read"]), (_instructions(told), _instructions(seen))]
+    pairs = [(told["sectors.read"], seen["sectors.read"]), (num_instructions(told), num_instructions(seen))]
     return max(abs(a - b) / max(b, 1.0) for a, b in pairs)
 
 
-def _instructions(counts: Counts) -> float:
+def num_instructions(counts: Counts) -> float:
+    """Of all classes."""
     return sum(value for name, value in counts.items() if name.startswith("instructions."))
 
 
 def _beside_others(target: Target, problem: Problem, num_seqs: int, length: int, query_len: int) -> list[Counts]:
     """What each of `num_seqs` sequences costs more than one alone."""
     num_seqs = min(num_seqs, MAX_BESIDE)
-    (alone, together) = (_run(target, problem, (length,) * n, (query_len,) * n) for n in (1, num_seqs))
+    (alone, together) = (run_batch(target, problem, (length,) * n, (query_len,) * n) for n in (1, num_seqs))
     return [
         {name: b[name] / num_seqs - a.get(name, 0.0) for name in b if name not in MAXIMA}
         for a, b in zip(alone, together, strict=True)
@@ -224,7 +236,8 @@ def _sum(
     return steps
 
 
-def _works(target: Target, problem: Problem, num_seqs: int, counts: Sequence[Counts]) -> tuple[StepWork, ...]:
+def works_of(target: Target, problem: Problem, num_seqs: int, counts: Sequence[Counts]) -> tuple[StepWork, ...]:
+    """Counts of a batch of `num_seqs` by step, beside what each step takes of the device."""
     artifacts = by_entry(target.artifacts(problem))
     kernels = [s for s in target.plan(problem, num_seqs).steps if isinstance(s, KernelStep)]
     return tuple(work_of(step, artifacts, c) for step, c in zip(kernels, counts, strict=True))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -17,7 +18,10 @@ from pagedtune.kernels.bounds import Bounds, bucket_of
 from pagedtune.kernels.dispatch import DispatchTable, Winner
 from pagedtune.kernels.record import Record, Status, TimeEvidence
 from pagedtune.kernels.serial import from_jsonable
+from pagedtune.kernels.variant import Op
 
+from .cache_cells import launch_text
+from .cache_view import show_cache_winners
 from .cli_options import DEFAULT_RESULTS, DeviceOption, ResultsOption, latest_device, results_of
 from .errors import UsageError, unknown_name
 from .formats import FormatChoice
@@ -52,6 +56,9 @@ def explain_command(
         str | None,
         typer.Option("--format", metavar="KEY", help="A pool format, e.g. b16-nhd-bf16; default: as chosen."),
     ] = None,
+    op: Annotated[
+        Op, typer.Option("--op", help="A cache operation in place of attention; a token or block is a sequence.")
+    ] = Op.ATTENTION,
     num_seqs: Annotated[int | None, typer.Option("--num-seqs", help="Sequences of a batch, with --context.")] = None,
     context: Annotated[int | None, typer.Option("--context", help="Longest context in it, in tokens.")] = None,
     device: DeviceOption = None,
@@ -62,16 +69,19 @@ def explain_command(
     Example: pagedtune explain llama-3-8b --bucket n8-c1024
 
     For a batch of your own: pagedtune explain llama-3-8b --num-seqs 5 --context 700
+
+    For a cache operation: pagedtune explain llama-3-8b --op kv_write
     """
     folder, records = results_of(results, device)
     fingerprint = latest_device(records)
     records = tuple(r for r in records if r.device == fingerprint)
     table = select_winners(records, fingerprint)
-    entries = _chosen_entries(table, model, problem)
+    named = _chosen_entries(table, model, problem)
+    entries = _of_op(named, op)
     console = console_for()
     console.print(f"records of {fingerprint.replace('|', ', ')} in {folder}", markup=False)
     choices = [c for c in format_choices(records, table) if any(c.model_key == _model_key(e) for e in entries)]
-    for choice in choices:
+    for choice in choices if op is Op.ATTENTION else ():
         _show_choice(console, choice)
     chosen = {c.model_key: c.chosen for c in choices}
     if pool is not None:
@@ -85,6 +95,17 @@ def explain_command(
     if bucket is not None:
         entries = _only(entries, "bucket", bucket, lambda e: e.bucket.key)
     _show_entries(console, entries, records, fingerprint)
+    if op is Op.ATTENTION:
+        console.print()
+        show_cache_winners(console, replace(table, entries=tuple(named)), records)
+
+
+def _of_op(entries: list[Winner], op: Op) -> list[Winner]:
+    """The entries of one op."""
+    found = [e for e in entries if e.op == op]
+    if not found and op is not Op.ATTENTION:
+        raise UsageError(f"{op} was not tuned here; there are {', '.join(dict.fromkeys(e.op for e in entries))}")
+    return found
 
 
 def _chosen_entries(table: DispatchTable, model: str | None, problem: str | None) -> list[Winner]:
@@ -121,7 +142,8 @@ def _serving(
     except ValueError as error:
         raise UsageError(str(error)) from error
     asked = bucket_of(bounds)
-    found = [table.lookup(*pair, bounds) for pair in dict.fromkeys((e.problem, e.pool_format) for e in entries)]
+    asked_of = dict.fromkeys((e.problem, e.pool_format, bounds, e.op) for e in entries)
+    found = [table.lookup(*asking) for asking in asked_of]
     served = [e for e in found if e is not None]
     if not served:
         raise UsageError(
@@ -166,8 +188,10 @@ def _show_entries(console: Console, entries: list[Winner], records: Sequence[Rec
 
 
 def _show_decision(console: Console, entry: Winner, decision: Decision, records: Sequence[Record], config: str) -> None:
+    launch = "" if entry.op == Op.ATTENTION else f"{launch_text(entry.op, entry.bucket, entry.workload)}: "
     console.print(
-        f"{entry.model} {entry.problem.key} in {entry.pool_format.key}, bucket {entry.bucket.key} ({entry.workload})",
+        f"{launch}{entry.model} {entry.problem.key} in {entry.pool_format.key}, bucket {entry.bucket.key} "
+        f"({entry.workload})",
         style="bold",
         markup=False,
     )
@@ -228,6 +252,8 @@ def _why_predicted(entry: Winner, decision: Decision) -> str:
     text = f"lowest predicted time of those proven; the runner-up {entry.runner_up} is predicted at {entry.margin:+.1%}"
     if entry.ties:
         text = f"predicted within ±1% of {len(entry.ties)} other(s), which says nothing; chosen by {TIE_RULE}"
+    if entry.op != Op.ATTENTION:
+        return f"{text}. Only a GPU can settle it, and `calibrate` settles attention alone"
     return f"{text}. Only a GPU can settle it: export with --allow-predicted, then calibrate"
 
 

@@ -59,7 +59,7 @@ def test_a_batch_is_the_sum_of_its_sequences() -> None:
     own = Run(target().artifacts(PROBLEM), plan, PROBLEM, FORMAT, LENGTHS, (1,) * len(LENGTHS), GPU)
     (seen,) = run_counts(own)
     assert step.read_sectors == pytest.approx(seen["sectors.read"], rel=0.03)
-    assert step.num_instructions == pytest.approx(kernel_counts._instructions(seen), rel=0.03)
+    assert step.num_instructions == pytest.approx(kernel_counts.num_instructions(seen), rel=0.03)
     assert step.busiest == pytest.approx(seen["busiest"], rel=0.03)
     assert step.blocks == len(LENGTHS) * PROBLEM.num_q_heads
 
