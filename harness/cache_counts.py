@@ -17,18 +17,8 @@ from pagedtune.kernels.variant import Op
 from pagedtune.kernels.workload import Workload
 
 from .count_run import Counts
-from .kernel_counts import (
-    MAX_ERROR,
-    MAX_KV_BYTES,
-    MAXIMA,
-    Counted,
-    NotCounted,
-    Target,
-    num_instructions,
-    num_units,
-    run_batch,
-    works_of,
-)
+from .count_target import Target, num_units, run_batch, works_of
+from .kernel_counts import MAX_ERROR, MAX_KV_BYTES, MAXIMA, Counted, NotCounted, num_instructions
 from .roofline import moved_bytes
 
 MAX_WHOLE_BYTES = 1 << 20  # moved by a launch that is run as it is: what a core interprets in well under a second

@@ -17,8 +17,9 @@ from pagedtune.kernels.variant import Op
 from pagedtune.kernels.workload import Workload
 
 from .cache_counts import count_cache_op
+from .count_target import Target
 from .external import load_variant
-from .kernel_counts import Counted, NotCounted, Target, count
+from .kernel_counts import Counted, NotCounted, count
 from .prediction import Prediction, predict
 from .roofline import moved_bytes
 from .vgpu.report import VirtualGpuError

@@ -12,8 +12,9 @@ import pytest
 
 from pagedtune.harness import count_run, kernel_counts
 from pagedtune.harness.count_run import Run, matrix_work, run_counts
+from pagedtune.harness.count_target import Target
 from pagedtune.harness.fewer_heads import with_fewer_heads, with_heads
-from pagedtune.harness.kernel_counts import NotCounted, Target, count
+from pagedtune.harness.kernel_counts import NotCounted, count
 from pagedtune.harness.occupancy import reject_static
 from pagedtune.harness.prediction_jobs import predict_candidate
 from pagedtune.kernels.artifact import Artifact, ArtifactKind, KernelAbi, Resources
