@@ -11,8 +11,8 @@ import typer
 from rich.console import Console
 
 from pagedtune.harness.environment import environment
-from pagedtune.harness.external import absolute_ref, require_known
-from pagedtune.kernels.catalogue import variants_for
+from pagedtune.harness.external import absolute_ref, is_foreign, require_known
+from pagedtune.kernels.catalogue import find_variant, variants_for
 from pagedtune.kernels.device import Device, DeviceKind
 from pagedtune.kernels.record import Status
 from pagedtune.kernels.serial import to_jsonable
@@ -98,6 +98,7 @@ def tune_command(
         console.print(f"note: {found.note}", markup=False)
     if not found.timed:  # only attention has a timer
         cells += cache_cells_of(files, plan, split_names(model))
+    cells = _computed(cells, variant or ())
     options = TuneOptions(
         device=found.device,
         cells=cells,
@@ -123,6 +124,14 @@ def _require_variant(ref: str) -> None:
         require_known(ref)
     except ValueError as error:
         raise UsageError(str(error)) from error
+
+
+def _computed(cells: tuple[Cell, ...], refs: Sequence[str]) -> tuple[Cell, ...]:
+    """The cells of what the named variants compute; all of them where one is from outside, as only workers load it."""
+    if not refs or any(is_foreign(ref) for ref in refs):
+        return cells
+    ops = {find_variant(ref).op for ref in refs}
+    return tuple(cell for cell in cells if cell.op in ops) or cells
 
 
 def _variants(refs: list[str] | None, device: Device, cells: Sequence[Cell]) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ class Cell:
         op, model, problem, pool_format, bucket: see `Record`.
         workload: the batch that is timed; its name is part of the key.
         num_layers: layers of the model that have this problem.
-        bucket_weight: the sweep's weight of the bucket.
+        bucket_weight: the sweep's weight of the bucket; a cache operation's has none, so 0.
     """
 
     op: Op

@@ -190,3 +190,20 @@ def test_a_tune_of_a_cpu_leaves_them_out(asked: list[TuneOptions], tmp_path: Pat
     assert ops == ({Op.ATTENTION} if device == "cpu" else set(Op))
     assert ("cuda_kv_write" in options.variants) == (device != "cpu")
     assert "cpu_kv_write" not in options.variants
+
+
+@pytest.mark.parametrize(
+    ("variants", "ops"),
+    [
+        (["cuda_split_mma"], {Op.ATTENTION}),
+        (["cuda_kv_write"], {Op.KV_WRITE}),
+        (["triton_split", "cuda_pack_blocks"], {Op.ATTENTION, Op.PACK_BLOCKS}),
+        ([f"{__file__}:Mine"], set(Op)),  # nobody knows before a worker has loaded it
+    ],
+)
+def test_named_variants_leave_cells_of_what_they_compute(
+    asked: list[TuneOptions], tmp_path: Path, variants: list[str], ops: set[Op]
+) -> None:
+    with pytest.raises(Asked):
+        main(["tune", "--device", "h100", "--results", str(tmp_path), *(f"--variant={name}" for name in variants)])
+    assert {cell.op for cell in asked[0].cells} == ops
