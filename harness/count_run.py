@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,9 @@ from pagedtune.kernels.device import Device
 from pagedtune.kernels.launch import KernelStep, LaunchPlan
 from pagedtune.kernels.pool_format import PoolFormat
 from pagedtune.kernels.problem import Problem
+from pagedtune.kernels.variant import Op
 
+from .cache_tensors import cache_tensors
 from .issue_slots import issue_slots
 from .occupancy import by_entry
 from .sass import SassError
@@ -35,6 +37,7 @@ class Run:
         problem, pool_format: of the tensors.
         lengths, query_lens: of each sequence.
         device: whose limits hold.
+        op: what the plan computes.
     """
 
     artifacts: tuple[Artifact, ...]
@@ -44,6 +47,7 @@ class Run:
     lengths: tuple[int, ...]
     query_lens: tuple[int, ...]
     device: Device
+    op: Op = Op.ATTENTION
 
     @property
     def key(self) -> str:
@@ -55,6 +59,7 @@ class Run:
                 "format": self.pool_format.key,
                 "problem": self.problem.key,
                 "lengths": [self.lengths, self.query_lens],
+                "op": self.op.value,
                 "code": _code_key(),
             }
         )
@@ -86,13 +91,14 @@ def run_counts(run: Run) -> list[Counts]:
 def _code_key() -> str:
     """Key over the source of the virtual GPU and of this counting."""
     folder = Path(__file__).parent
-    files = [*sorted((folder / "vgpu").rglob("*")), Path(__file__)]
+    files = [*sorted((folder / "vgpu").rglob("*")), Path(__file__), folder / "cache_tensors.py"]
     return content_key({p.name: p.read_text() for p in files if p.suffix in (".py", ".cpp", ".h")})
 
 
 def _count(run: Run) -> list[Counts]:
     gpu = _virtual_gpu(run.artifacts, run.device)
-    tensors = random_tensors(run.problem, run.pool_format, run.lengths, run.query_lens)
+    make = random_tensors if run.op is Op.ATTENTION else partial(cache_tensors, run.op)
+    tensors = make(run.problem, run.pool_format, run.lengths, run.query_lens)
     gpu.prepare(run.plan.bind(tensors | run.plan.allocate_workspaces()))()
     artifacts = by_entry(run.artifacts)
     return [counts_of(report, set(run.plan.workspaces), artifacts[report.entry]) for report in gpu.report.steps]

@@ -11,23 +11,18 @@ batch become knots; where they still do, the batch itself is run, if its KV fits
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from pagedtune.kernels.artifact import Artifact
-from pagedtune.kernels.bounds import Bounds
-from pagedtune.kernels.device import Device
-from pagedtune.kernels.launch import KernelStep, LaunchPlan
-from pagedtune.kernels.pool_format import PoolFormat
 from pagedtune.kernels.problem import Problem
-from pagedtune.kernels.variant import Config, Variant
+from pagedtune.kernels.variant import Config
 from pagedtune.kernels.workload import Workload
 
-from .count_run import Counts, Run, block_threads, run_counts
-from .fewer_heads import with_fewer_heads, with_heads
-from .occupancy import by_entry, step_shared_bytes
+from .count_run import Counts
+from .count_target import Target, run_batch, works_of
+from .fewer_heads import with_fewer_heads
 from .prediction import StepWork
 
 MAX_ERROR = 0.03  # of sectors and instructions, at the checked point
@@ -57,37 +52,6 @@ class Counted:
     how: str
 
 
-@dataclass(frozen=True)
-class Target:
-    """A candidate in a cell.
-
-    Args:
-        variant, config: the candidate.
-        problem, pool_format, device: the cell.
-        bounds: of the cell's bucket, which the plan is made for.
-    """
-
-    variant: Variant
-    config: Config
-    problem: Problem
-    pool_format: PoolFormat
-    bounds: Bounds
-    device: Device
-
-    def artifacts(self, problem: Problem) -> tuple[Artifact, ...]:
-        """Built, or found in the cache."""
-        return self.variant.build(problem, self.pool_format, self.config, self.device)
-
-    def plan(self, problem: Problem, num_seqs: int) -> LaunchPlan:
-        """The bucket's plan, cut to `num_seqs` sequences."""
-        bounds = replace(self.bounds, max_num_seqs=num_seqs)
-        return self.variant.plan(problem, self.pool_format, self.config, bounds)
-
-    def with_heads(self, num_kv_heads: int) -> Problem:
-        """The problem with fewer KV heads."""
-        return with_heads(self.problem, num_kv_heads)
-
-
 def count(target: Target, workload: Workload) -> Counted:
     """The work of one launch of `workload`.
 
@@ -113,15 +77,8 @@ def count(target: Target, workload: Workload) -> Counted:
             f"its work is not regular enough to be extrapolated (more than {MAX_ERROR:.0%} off at the checked point), "
             f"and {kv / 2**20:.0f} MiB of KV are too many to be run whole (limit {MAX_KV_BYTES >> 20} MiB)"
         )
-    counts = _run(target, target.problem, lengths, workload.query_lens)
-    return Counted(_works(target, target.problem, workload.num_seqs, counts), 0.0, "the batch itself was run")
-
-
-def _run(target: Target, problem: Problem, lengths: Sequence[int], query_lens: Sequence[int]) -> list[Counts]:
-    artifacts, plan = target.artifacts(problem), target.plan(problem, len(lengths))
-    return run_counts(
-        Run(artifacts, plan, problem, target.pool_format, tuple(lengths), tuple(query_lens), target.device)
-    )
+    counts = run_batch(target, target.problem, lengths, workload.query_lens)
+    return Counted(works_of(target, target.problem, workload.num_seqs, counts), 0.0, "the batch itself was run")
 
 
 def _block_bytes(target: Target, problem: Problem) -> int:
@@ -163,7 +120,7 @@ def _steps(config: Config) -> tuple[int, int]:
 
 def _extrapolated(target: Target, workload: Workload, heads: int, knots: Knots, checked: Knots) -> Counted:
     problem, query_len = target.with_heads(heads), max(workload.query_lens)
-    known = [_run(target, problem, (n,), (query_len,)) for n in knots]
+    known = [run_batch(target, problem, (n,), (query_len,)) for n in knots]
     beside = _beside_others(target, problem, workload.num_seqs, min(knots), query_len)
     total = _sum(known, knots, workload.context_lens, target.problem.num_kv_heads / heads, beside)
     more_heads = min(2 * heads, target.problem.num_kv_heads)
@@ -174,28 +131,29 @@ def _extrapolated(target: Target, workload: Workload, heads: int, knots: Knots, 
         more_heads / heads,
         _beside_others(target, problem, len(checked), min(knots), query_len),
     )
-    seen = _run(target, target.with_heads(more_heads), checked, (query_len,) * len(checked))
+    seen = run_batch(target, target.with_heads(more_heads), checked, (query_len,) * len(checked))
     error = max(_error(a, b) for a, b in zip(told, seen, strict=True))
     how = (
         f"from one sequence and {heads} of {target.problem.num_kv_heads} KV heads at {', '.join(map(str, knots))} "
         f"tokens; checked on {len(checked)} sequences and {more_heads} heads: {error:.2%} off"
     )
-    return Counted(_works(target, target.problem, workload.num_seqs, total), error, how)
+    return Counted(works_of(target, target.problem, workload.num_seqs, total), error, how)
 
 
 def _error(told: Counts, seen: Counts) -> float:
-    pairs = [(told["sectors.read"], seen["sectors.read"]), (_instructions(told), _instructions(seen))]
+    pairs = [(told["sectors.read"], seen["sectors.read"]), (num_instructions(told), num_instructions(seen))]
     return max(abs(a - b) / max(b, 1.0) for a, b in pairs)
 
 
-def _instructions(counts: Counts) -> float:
+def num_instructions(counts: Counts) -> float:
+    """Of all classes."""
     return sum(value for name, value in counts.items() if name.startswith("instructions."))
 
 
 def _beside_others(target: Target, problem: Problem, num_seqs: int, length: int, query_len: int) -> list[Counts]:
     """What each of `num_seqs` sequences costs more than one alone."""
     num_seqs = min(num_seqs, MAX_BESIDE)
-    (alone, together) = (_run(target, problem, (length,) * n, (query_len,) * n) for n in (1, num_seqs))
+    (alone, together) = (run_batch(target, problem, (length,) * n, (query_len,) * n) for n in (1, num_seqs))
     return [
         {name: b[name] / num_seqs - a.get(name, 0.0) for name in b if name not in MAXIMA}
         for a, b in zip(alone, together, strict=True)
@@ -222,35 +180,3 @@ def _sum(
                 step[name] = max(0.0, float(values.sum()) + len(lengths) * beside[index].get(name, 0.0)) * heads
         steps.append(step)
     return steps
-
-
-def _works(target: Target, problem: Problem, num_seqs: int, counts: Sequence[Counts]) -> tuple[StepWork, ...]:
-    artifacts = by_entry(target.artifacts(problem))
-    kernels = [s for s in target.plan(problem, num_seqs).steps if isinstance(s, KernelStep)]
-    return tuple(work_of(step, artifacts, c) for step, c in zip(kernels, counts, strict=True))
-
-
-def work_of(step: KernelStep, artifacts: Mapping[str, Artifact], counts: Counts) -> StepWork:
-    """Counts of a batch beside what the step takes of the device; `artifacts` by entry."""
-    resources = artifacts[step.entry].resources[step.entry]
-    return StepWork(
-        step.entry,
-        blocks=step.grid[0] * step.grid[1] * step.grid[2],
-        threads=block_threads(step),
-        registers=resources.registers,
-        shared_bytes=step_shared_bytes(step, artifacts),
-        instructions=_group(counts, "instructions."),
-        slots=counts["slots"],
-        busiest=counts["busiest"],
-        read_sectors=counts["sectors.read"],
-        write_sectors=counts["sectors.write"],
-        unique_bytes=counts["bytes.slots"],
-        workspace_bytes=counts["bytes.workspaces"],
-        shared_passes=counts["shared.passes"],
-        tensor=_group(counts, "tensor."),
-        bytes_in_flight=counts["in_flight"],
-    )
-
-
-def _group(counts: Counts, prefix: str) -> dict[str, float]:
-    return {name.removeprefix(prefix): value for name, value in sorted(counts.items()) if name.startswith(prefix)}

@@ -16,8 +16,9 @@ from pagedtune.kernels.problem import Problem
 from pagedtune.kernels.workload import Workload
 
 from .count_run import Counts, counts_of
+from .count_target import work_of
 from .issue_slots import IssueSlots, count_slots
-from .kernel_counts import MAXIMA, work_of
+from .kernel_counts import MAXIMA
 from .observation import Seen
 from .occupancy import MAX_STACK, PARTITIONS, occupancy
 from .prediction import DRAM_LATENCY_US, StepWork, predict

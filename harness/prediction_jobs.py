@@ -13,12 +13,15 @@ from pagedtune.kernels.pool_format import PoolFormat
 from pagedtune.kernels.problem import Problem
 from pagedtune.kernels.record import Status, Timing
 from pagedtune.kernels.serial import from_jsonable, to_jsonable
+from pagedtune.kernels.variant import Op
 from pagedtune.kernels.workload import Workload
 
+from .cache_counts import count_cache_op
+from .count_target import Target
 from .external import load_variant
-from .kernel_counts import Counted, NotCounted, Target, count
+from .kernel_counts import Counted, NotCounted, count
 from .prediction import Prediction, predict
-from .roofline import kv_bytes
+from .roofline import moved_bytes
 from .vgpu.report import VirtualGpuError
 
 MODE = "predicted"  # timer mode of a predicted time
@@ -45,13 +48,13 @@ def predict_candidate(payload: Mapping[str, Any]) -> dict[str, Any]:
     )
     workload = from_jsonable(Workload, payload["workload"])
     try:
-        counted = count(target, workload)
+        counted = (count if variant.op is Op.ATTENTION else count_cache_op)(target, workload)
     except NotCounted as error:
         return {"status": Status.NOT_RUN.value, "reason": str(error)}
     except VirtualGpuError as error:
         return {"status": Status.WRONG.value, "reason": f"on the virtual GPU: {error}"}
     prediction = predict(counted.steps, target.device)
-    num_bytes = kv_bytes(target.problem, target.pool_format, workload)
+    num_bytes = moved_bytes(variant.op, target.problem, target.pool_format, workload)
     return {
         "timing": to_jsonable(timing_of(prediction, counted, num_bytes)),
         "counters": counters_of(prediction, counted),

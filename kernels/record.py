@@ -54,7 +54,7 @@ class Timing:
         samples_us: each sample, in the order taken, in microseconds.
         median_us: their median.
         ci_us: 95 % bootstrap confidence interval of the median, in microseconds.
-        kv_bytes: KV bytes that one launch must read.
+        kv_bytes: KV bytes that one launch must read; of a cache operation, read and write together.
         rejected: samples dropped because something else used the machine.
         note: what the reader must know, e.g. that the budget ended before the target interval.
         pair_ratios: in finals, time ratio to the incumbent in each interleaved round (empty otherwise).

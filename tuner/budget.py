@@ -83,7 +83,10 @@ class Budget:
         """Seconds that cells may still use, never negative."""
         return max(0.0, self.total_s - RESERVE_S - self.elapsed_s)
 
-    def slice_of(self, cells_left: int) -> Slice:
-        """An equal share of what is left for the next of `cells_left` cells: what one leaves over, the rest inherit."""
+    def slice_of(self, cells_left: float) -> Slice:
+        """A share of what is left for the next of `cells_left` cells like it; what one leaves over, the rest inherit.
+
+        The number may be broken: a cell that takes a quarter of the next one's time counts a quarter of it.
+        """
         now = self.clock()
         return Slice(now, now + self.left_s / max(1, cells_left), self.clock, now + self.left_s)

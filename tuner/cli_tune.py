@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -10,12 +11,15 @@ import typer
 from rich.console import Console
 
 from pagedtune.harness.environment import environment
-from pagedtune.harness.external import absolute_ref, require_known
-from pagedtune.kernels.catalogue import variants_for
+from pagedtune.harness.external import absolute_ref, is_foreign, require_known
+from pagedtune.kernels.catalogue import find_variant, variants_for
 from pagedtune.kernels.device import Device, DeviceKind
 from pagedtune.kernels.record import Status
 from pagedtune.kernels.serial import to_jsonable
+from pagedtune.kernels.variant import Op
 
+from .cache_cells import cache_cells_of
+from .cache_view import show_cache_winners
 from .cli_options import (
     DEFAULT_RESULTS,
     ConfigsOption,
@@ -33,7 +37,7 @@ from .progress import make_progress
 from .run import TuneResult, tune
 from .select import decide_all, select
 from .setup import TuneOptions
-from .space import cells_of
+from .space import Cell, cells_of
 from .store import require_usable
 from .tables import console_for, disturbances, format_choices, show_formats, show_winners
 
@@ -74,7 +78,8 @@ def tune_command(
     """Find the fastest correct kernel for each cell of a sweep, and print the winners.
 
     Every candidate is proven against the oracle before it is timed. Stop it at any moment: the same command goes on.
-    For a GPU that is not in this machine, kernels are proven on a virtual GPU and times are predicted, and say so.
+    For a GPU that is not in this machine, kernels are proven on a virtual GPU and times are predicted, and say so; the
+    cache operations of the sweep are then tuned too.
 
     Example: pagedtune tune --model llama-3-8b --sweep quick --budget 60
 
@@ -91,10 +96,13 @@ def tune_command(
     console = console_for()
     if found.note:
         console.print(f"note: {found.note}", markup=False)
+    if not found.timed:  # only attention has a timer
+        cells += cache_cells_of(files, plan, split_names(model))
+    cells = _computed(cells, variant or ())
     options = TuneOptions(
         device=found.device,
         cells=cells,
-        variants=_variants(variant, found.device),
+        variants=_variants(variant, found.device, cells),
         sweep=plan,
         sweep_name=sweep,
         folder=results / found.device.name,
@@ -118,9 +126,17 @@ def _require_variant(ref: str) -> None:
         raise UsageError(str(error)) from error
 
 
-def _variants(refs: list[str] | None, device: Device) -> tuple[str, ...]:
+def _computed(cells: tuple[Cell, ...], refs: Sequence[str]) -> tuple[Cell, ...]:
+    """The cells of what the named variants compute; all of them where one is from outside, as only workers load it."""
+    if not refs or any(is_foreign(ref) for ref in refs):
+        return cells
+    ops = {find_variant(ref).op for ref in refs}
+    return tuple(cell for cell in cells if cell.op in ops) or cells
+
+
+def _variants(refs: list[str] | None, device: Device, cells: Sequence[Cell]) -> tuple[str, ...]:
     """References for workers; `eager` comes along, as the speed-ups are relative to it."""
-    ours = tuple(v.name for v in variants_for(device.kind))
+    ours = tuple(v.name for op in dict.fromkeys(cell.op for cell in cells) for v in variants_for(device.kind, op))
     if not refs:
         return ours
     return tuple(dict.fromkeys((*(n for n in ours if n == "eager"), *(absolute_ref(r) for r in refs))))
@@ -133,9 +149,11 @@ def _headline(options: TuneOptions) -> str:
         facts = f"{device.num_units} cores, {device.isa}{stream}"
     else:
         facts = f"{device.num_units} SMs, sm_{device.capability}, {device.bandwidth_gb_s:,.0f} GB/s by its data sheet"
+    of_cache = sum(cell.op is not Op.ATTENTION for cell in options.cells)
+    cells = f"{len(options.cells) - of_cache} cells" + (f", and {of_cache} of cache operations," if of_cache else "")
     return (
         f"{device.name}: {device.product or 'unknown product'}, {facts}\n"
-        f"sweep {options.sweep_name}: {len(options.cells)} cells of {', '.join(models)}; "
+        f"sweep {options.sweep_name}: {cells} of {', '.join(models)}; "
         f"budget {options.budget_s:g} s after set-up"
     )
 
@@ -143,6 +161,7 @@ def _headline(options: TuneOptions) -> str:
 def _show(console: Console, options: TuneOptions, result: TuneResult) -> None:
     console.print()
     show_winners(console, result.table, result.records)
+    show_cache_winners(console, result.table, result.records)
     if result.table.entries:
         console.print()
         show_formats(console, format_choices(result.records, result.table))
@@ -160,7 +179,7 @@ def _show(console: Console, options: TuneOptions, result: TuneResult) -> None:
 def _outcomes(options: TuneOptions, result: TuneResult) -> str:
     counts = ", ".join(f"{n} {status.value}" for status, n in sorted(result.statuses.items()))
     seconds = f"{result.elapsed_s:.0f} s"
-    cells = f"{result.cells_reached} of {len(options.cells)} cells in {seconds}"
+    cells = f"{result.cells_reached} of {result.num_cells} cells in {seconds}"
     return f"{cells}; {len(result.new)} new records" + (f": {counts}" if counts else "; everything was recorded before")
 
 
@@ -203,6 +222,7 @@ def winners_command(
     own = [r for r in records if r.device == fingerprint]
     console.print(fingerprint.replace("|", ", "), markup=False)
     show_winners(console, table, own)
+    show_cache_winners(console, table, own)
     console.print()
     show_formats(console, format_choices(records, table))
     if stale := stale_winners([d.winner.record for d in decide_all(own, fingerprint).values()]):

@@ -14,6 +14,7 @@ from pagedtune.kernels.device import Device, DeviceKind
 from pagedtune.kernels.dtypes import DType
 from pagedtune.kernels.pool_format import LARGEST_STORED, Layout, PoolFormat, ScaleKind
 from pagedtune.kernels.problem import Problem
+from pagedtune.kernels.variant import Op
 from pagedtune.kernels.workload import Workload
 
 from .errors import UsageError, unknown_name
@@ -22,6 +23,7 @@ from .yaml_files import StrictModel, read_yaml
 Positive = Annotated[int, Field(ge=1)]
 MAX_BLOCK_SIZE = 256  # tokens; serving engines use 8 to 256, and slots wasted in last blocks grow with it
 BlockSize = Annotated[int, Field(ge=1, le=MAX_BLOCK_SIZE)]
+CACHE_OPS = tuple(op for op in Op if op is not Op.ATTENTION)
 WORKLOADS = ("uniform", "ragged", "one_long")
 M = TypeVar("M", bound=StrictModel)
 
@@ -142,6 +144,10 @@ class SweepFile(StrictModel):
     scale_kinds: Annotated[tuple[ScaleKind, ...], Field(min_length=1)] = (ScaleKind.NONE,)
     mode: Literal["cold", "hot"] = "cold"  # a hot time is of KV that the last launch left in the caches
     max_candidates: Positive | None = None  # of a variant in a cell; none: all that it lists
+    # Tuned beside attention where times are predicted, i.e. for a GPU that is not timed here. A tune of a CPU leaves
+    # them out whatever this says: only attention is timed. Empty: none.
+    cache_ops: tuple[Op, ...] = CACHE_OPS
+    max_cache_candidates: Positive | None = None  # of a variant in a cell of a cache operation; none: max_candidates
     candidate_limit_s: Annotated[float, Field(gt=0)] = 30.0  # a gate job of one candidate that takes longer hangs
 
     @field_validator("workloads")
@@ -151,6 +157,13 @@ class SweepFile(StrictModel):
             if name not in WORKLOADS:
                 raise ValueError(f"unknown workload {name!r}; known: {', '.join(WORKLOADS)}")
         return names
+
+    @field_validator("cache_ops")
+    @classmethod
+    def _cache_ops(cls, ops: tuple[Op, ...]) -> tuple[Op, ...]:
+        if Op.ATTENTION in ops:
+            raise ValueError(f"attention is always tuned; cache operations are {', '.join(CACHE_OPS)}")
+        return ops
 
     @field_validator("buckets")
     @classmethod

@@ -19,6 +19,7 @@ from pagedtune.kernels.device import Device, DeviceKind
 from pagedtune.kernels.dispatch import Winner
 from pagedtune.kernels.record import Record, TimeEvidence, Verdict
 from pagedtune.kernels.serial import to_jsonable
+from pagedtune.kernels.variant import Op
 from pagedtune.runtime.exported.integrity import MANIFEST, SCHEMA, digest_of, sha256_of
 from pagedtune.runtime.exported.manifest import (
     FINALISTS,
@@ -221,11 +222,13 @@ def _notes(inputs: ExportInputs) -> tuple[str, ...]:
     dirty = sum(bool(record.environment.get("dirty")) for record in inputs.records)
     if dirty:
         notes.append(f"{dirty} entries were tuned in a tree with uncommitted changes")
-    predicted = sum(record.time_evidence is TimeEvidence.PREDICTED for record in inputs.records)
+    predicted = [record for record in inputs.records if record.time_evidence is TimeEvidence.PREDICTED]
     if predicted:
+        of_cache = sum(record.op != Op.ATTENTION for record in predicted)
+        rest = f" (all but the {of_cache} of cache operations are settled by it)" if of_cache else ""
         notes.append(
-            f"the times of {predicted} entries are predicted, not measured: run "
-            "`python -m pagedtune_runtime calibrate` on the device"
+            f"the times of {len(predicted)} entries are predicted, not measured: run "
+            f"`python -m pagedtune_runtime calibrate` on the device{rest}"
         )
     emulated = sum(record.verdict is Verdict.EMULATED for record in inputs.records)
     if emulated:
@@ -235,12 +238,12 @@ def _notes(inputs: ExportInputs) -> tuple[str, ...]:
 
 def _description(inputs: ExportInputs) -> str:
     rows = [
-        f"| {e.model} | {e.problem.key} | {e.pool_format.key} | {e.bucket.key} | {e.variant} | {_times(e)} |"
+        f"| {e.op} | {e.model} | {e.problem.key} | {e.pool_format.key} | {e.bucket.key} | {e.variant} | {_times(e)} |"
         for e in inputs.table.entries
     ]
     head = (
-        "| model | problem | pool | bucket | variant | measured µs | predicted µs |\n"
-        "| --- | --- | --- | --- | --- | --- | --- |"
+        "| op | model | problem | pool | bucket | variant | measured µs | predicted µs |\n"
+        "| --- | --- | --- | --- | --- | --- | --- | --- |"
     )
     device = inputs.table.device.replace("|", ", ")
     return "\n".join([f"# pagedtune_runtime\n\nTuned on {device}.\n", head, *rows, ""])

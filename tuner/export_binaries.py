@@ -59,8 +59,11 @@ def _wanted(inputs: ExportInputs, device: Device) -> Iterator[Wanted]:
         for finalist in cell.candidates:
             variant = find_variant(finalist.variant)
             yield Wanted(variant, cell.problem, cell.pool_format, variant.config_from(finalist.config))
+    attention = {(cell.problem, cell.pool_format) for cell in inputs.finalists if cell.op == Op.ATTENTION}
     for cell in inputs.finalists:
-        names = [name for op in Op for name in DEFAULT_FALLBACKS[op]]
+        # The attention cells of a problem bring what all ops fall back on: a cache operation's add but their own.
+        alone = cell.op == Op.ATTENTION or (cell.problem, cell.pool_format) not in attention
+        names = [name for op in Op if alone or op == cell.op for name in DEFAULT_FALLBACKS[op]]
         variants = map(find_variant, dict.fromkeys((*names, *(c.variant for c in cell.candidates))))
         for variant in (v for v in variants if v.device_kind is device.kind):
             config = variant.default_config(cell.problem, cell.pool_format, cell.bucket.bounds, device)

@@ -11,6 +11,7 @@ from pagedtune.kernels.catalogue import VARIANTS
 from pagedtune.kernels.dispatch import DispatchTable, Winner
 from pagedtune.kernels.record import Record, TimeEvidence, Verdict
 from pagedtune.kernels.serial import from_jsonable
+from pagedtune.kernels.variant import Op
 from pagedtune.runtime.exported.manifest import Finalist, Finalists
 
 from .errors import UsageError, unknown_name
@@ -130,10 +131,11 @@ def _source_of(variant: str) -> str:
 
 
 def _finalists(entry: Winner, decision: Decision) -> Finalists:
-    """The winner, those that tie with it, and the next ones; with a predicted time the best guess is one of several."""
+    """The winner, those that tie with it, and the next ones; with a predicted time the best guess is one of several.
+    Of a cache operation the winner alone: calibration settles attention."""
     ties = {t.record.candidate_key for t in decision.ties}
     others = sorted(decision.ranking[1:], key=lambda r: (r.record.candidate_key not in ties, r.ratio[0]))
-    chosen = [decision.winner, *others][:MAX_FINALISTS]
+    chosen = [decision.winner, *others][: MAX_FINALISTS if entry.op == Op.ATTENTION else 1]
     known = [r for r in chosen if r.record.variant in _CATALOGUE]
     candidates = tuple(Finalist(r.record.variant, dict(r.record.config), r.timing.median_us) for r in known)
     return Finalists(entry.op, entry.model, entry.problem, entry.pool_format, entry.bucket, entry.workload, candidates)

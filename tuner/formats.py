@@ -23,6 +23,7 @@ from typing import Any
 from pagedtune.kernels.dispatch import Winner
 from pagedtune.kernels.pool_format import Layout, PoolFormat
 from pagedtune.kernels.record import TimeEvidence
+from pagedtune.kernels.variant import Op
 
 from .stats import TIE_BAND
 
@@ -58,7 +59,7 @@ class FormatChoice:
 
 
 def choose_formats(winners: Sequence[Winner], provenances: Sequence[Mapping[str, Any]]) -> tuple[FormatChoice, ...]:
-    """The choice for every model and dtype.
+    """The choice for every model and dtype that has attention cells; those of cache operations do not count.
 
     Args:
         winners: one per cell.
@@ -66,7 +67,8 @@ def choose_formats(winners: Sequence[Winner], provenances: Sequence[Mapping[str,
     """
     models: dict[str, list[Entry]] = defaultdict(list)
     for winner, provenance in zip(winners, provenances, strict=True):
-        models[f"{winner.model}/{winner.problem.q_dtype}"].append((winner, provenance))
+        if winner.op == Op.ATTENTION:
+            models[f"{winner.model}/{winner.problem.q_dtype}"].append((winner, provenance))
     return tuple(_choose(key, entries) for key, entries in sorted(models.items()))
 
 

@@ -22,7 +22,7 @@ from pagedtune.kernels.dispatch import Winner
 from pagedtune.kernels.pool_format import PoolFormat
 from pagedtune.kernels.problem import Problem
 from pagedtune.kernels.record import Status
-from pagedtune.kernels.variant import Config, Variant
+from pagedtune.kernels.variant import Config, Op, Variant
 from pagedtune.runtime.exported.integrity import check_package
 from pagedtune.runtime.exported.manifest import Manifest
 from pagedtune.runtime.exported.package import Package
@@ -59,7 +59,8 @@ def prove(package: Package, num_cases: int, tell: Callable[[str], None] = print)
 
 
 def _name(entry: Winner) -> str:
-    return f"{entry.model} {entry.problem.q_dtype} {entry.bucket.key} {entry.variant}"
+    op = "" if entry.op == Op.ATTENTION else f"{entry.op} "
+    return f"{op}{entry.model} {entry.problem.q_dtype} {entry.bucket.key} {entry.variant}"
 
 
 def main() -> int:

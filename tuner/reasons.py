@@ -85,6 +85,16 @@ def loss_text(other: Budget, winner: Budget) -> str:
     return f"{text}: {', '.join(told) or 'the same in every part'}"
 
 
+def reason_of(record: Record, bests: Mapping[str, Mapping[str, Budget]]) -> tuple[str, str] | None:
+    """What bounds a winner, and where the best of each other variant loses; None where nothing was predicted."""
+    own = budget_of(record)
+    if own is None:
+        return None
+    others = sorted((b for name, b in bests.get(record.cell_key, {}).items() if name != record.variant), key=_total_of)
+    losses = "; ".join(loss_text(other, own) for other in others) or "no other variant was predicted"
+    return bound_text(own), losses
+
+
 def reason_rows(
     winners: Sequence[tuple[str, str, str, Record]], bests: Mapping[str, Mapping[str, Budget]]
 ) -> list[list[str]]:
@@ -96,14 +106,9 @@ def reason_rows(
     """
     rows: list[list[str]] = []
     for model, problem, bucket, record in winners:
-        own = budget_of(record)
-        if own is None:
-            continue
-        others = sorted(
-            (b for name, b in bests.get(record.cell_key, {}).items() if name != record.variant), key=_total_of
-        )
-        losses = "; ".join(loss_text(other, own) for other in others) or "no other variant was predicted"
-        rows.append([model, problem, bucket, record.variant, bound_text(own), losses])
+        reason = reason_of(record, bests)
+        if reason is not None:
+            rows.append([model, problem, bucket, record.variant, *reason])
     return rows
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pagedtune.kernels.artifact import publish
 from pagedtune.kernels.record import Record, TimeEvidence
+from pagedtune.kernels.variant import Op
 
+from .cache_view import cache_section, cache_verdict
 from .frames import evidence_kinds, of_kind, timed_frame
 from .plots import Plot, Scope, make_plots
 from .report_sections import (
@@ -23,6 +25,7 @@ from .report_sections import (
     winners_section,
 )
 from .select import decide_all, select
+from .tables import stream_of
 
 REPORT_NAME, PLOT_FOLDER = "report.md", "plots"
 
@@ -51,23 +54,30 @@ def make_report(records: Sequence[Record], device: str, command: str) -> Report:
         command: what reproduces it.
     """
     own = [r for r in records if r.device == device]
-    facts = Facts(own, select(own, device), decide_all(own, device), stream_of(own))
+    attention = [r for r in own if r.op == Op.ATTENTION]
+    every, facts = _facts(own, device), _facts(attention, device)  # figures on attention alone are not mixed up
     plots = _plots(facts)
-    verdict = verdict_text(facts)
+    of_cache = cache_verdict(every.table.entries, every.stream_gb_s)
+    verdict = "\n\n".join(text for text in (verdict_text(facts) if attention or not of_cache else "", of_cache) if text)
     parts = [
         f"# pagedtune on {device.split('|', maxsplit=1)[0]}",
         verdict,
-        _notes(facts, len(records) - len(own)),
-        _environment(facts),
+        _notes(every, len(records) - len(own)),
+        _environment(every),
         winners_section(facts),
         reasons_section(facts),
         formats_section(facts),
+        cache_section(every),
         _figures(plots, command),
         not_run_section(own),
         _reproduce(own, command),
     ]
     markdown = "\n\n".join(part for part in parts if part) + "\n"
     return Report(verdict, markdown, tuple(p for p in plots if p.png))
+
+
+def _facts(records: Sequence[Record], device: str) -> Facts:
+    return Facts(records, select(records, device), decide_all(records, device), stream_of(records))
 
 
 def write_report(report: Report, folder: Path) -> Path:
@@ -85,12 +95,6 @@ def write_report(report: Report, folder: Path) -> Path:
         if path.name not in current:
             path.unlink()
     return folder / REPORT_NAME
-
-
-def stream_of(records: Iterable[Record]) -> float | None:
-    """The device's stream bandwidth as the latest record with one has it, in 10^9 bytes/s."""
-    known = [r for r in records if r.provenance.get("stream_gb_s")]
-    return float(max(known, key=lambda r: r.recorded_at).provenance["stream_gb_s"]) if known else None
 
 
 def _notes(facts: Facts, num_foreign: int) -> str:

@@ -24,6 +24,7 @@ from pagedtune.kernels.device import DeviceKind
 from pagedtune.kernels.dispatch import DispatchTable
 from pagedtune.kernels.record import Record, Status
 from pagedtune.kernels.serial import to_jsonable
+from pagedtune.kernels.variant import Op
 
 from .bench import Bench
 from .budget import Budget
@@ -37,6 +38,7 @@ from .space import Cell, Space, candidate_key, exploration_order, thinned
 from .store import open_store
 from .workers import WorkerPool
 
+CACHE_SHARE = 0.25  # of an attention cell's time for a cell of a cache operation: small kernels, few candidates
 MAX_WORKERS = 4  # for building and proving; timing always has the machine to itself
 
 
@@ -47,7 +49,7 @@ class TuneResult:
     Args:
         table: the winners over all records of the device.
         records: all of them; new: those of this run.
-        cells_reached: cells that this run came to (or found finished).
+        cells_reached: cells that this run came to (or found finished), of `num_cells`, which have any candidate.
         elapsed_s: time that the cells took.
     """
 
@@ -55,6 +57,7 @@ class TuneResult:
     records: tuple[Record, ...]
     new: tuple[Record, ...]
     cells_reached: int
+    num_cells: int
     elapsed_s: float
 
     @property
@@ -74,7 +77,7 @@ def tune(options: TuneOptions, progress: Progress) -> TuneResult:
             progress.note(note)
         with WorkerPool(_num_workers(options), options.jobs.names) as pool:
             progress.phase("set up", 0)
-            spaces = [thinned(space, options.sweep.max_candidates) for space in list_spaces(pool, options)]
+            spaces = [thinned(space, _most_candidates(options, space.cell)) for space in list_spaces(pool, options)]
             facts = run_facts(options)
             history = History(facts, store.records)
             record_rejected(store, history, facts, spaces)
@@ -100,6 +103,7 @@ def tune(options: TuneOptions, progress: Progress) -> TuneResult:
             records=tuple(r for r in store.records if r.device == options.device.fingerprint),
             new=tuple(store.records[store.num_loaded :]),
             cells_reached=reached,
+            num_cells=len(spaces),
             elapsed_s=budget.elapsed_s,
         )
         write_winners(options.folder, result.table)
@@ -110,6 +114,14 @@ def _num_workers(options: TuneOptions) -> int:
     """Workers build and prove on this machine's cores, whatever is tuned for."""
     device = options.device
     return max(1, min(device.num_units if device.kind is DeviceKind.CPU else usable_cores(), MAX_WORKERS))
+
+
+def _most_candidates(options: TuneOptions, cell: Cell) -> int | None:
+    """Of a variant in a cell."""
+    sweep = options.sweep
+    if cell.op is Op.ATTENTION or sweep.max_cache_candidates is None:
+        return sweep.max_candidates
+    return sweep.max_cache_candidates
 
 
 def _tune_cells(bench: Bench, spaces: Sequence[Space], budget: Budget) -> int:
@@ -123,8 +135,14 @@ def _tune_cells(bench: Bench, spaces: Sequence[Space], budget: Budget) -> int:
         bench.progress.step(_title(space.cell))
         candidates = exploration_order(space.cell, space.accepted, _favourites(bench, space.cell))
         visit = CellRun if bench.facts.present else PredictedRun
-        visit(bench, space.cell, candidates, budget.slice_of(len(order) - index)).run()
+        left = sum(_share(s.cell) for s in order[index:]) / _share(space.cell)
+        visit(bench, space.cell, candidates, budget.slice_of(left)).run()
     return len(order)
+
+
+def _share(cell: Cell) -> float:
+    """Of the budget, relative to an attention cell's."""
+    return 1.0 if cell.op is Op.ATTENTION else CACHE_SHARE
 
 
 def _record_not_reached(bench: Bench, spaces: Iterable[Space], budget: Budget) -> None:
@@ -151,7 +169,8 @@ def _entry_of(cell: Cell) -> tuple[object, ...]:
 
 
 def _title(cell: Cell) -> str:
-    return f"{cell.model} {cell.problem.q_dtype} {cell.pool_format.key} {cell.bucket.key}"
+    op = "" if cell.op is Op.ATTENTION else f"{cell.op} "
+    return f"{op}{cell.model} {cell.problem.q_dtype} {cell.pool_format.key} {cell.bucket.key}"
 
 
 def write_winners(folder: Path, table: DispatchTable) -> Path:

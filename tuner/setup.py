@@ -59,13 +59,13 @@ class TuneOptions:
 
 
 def list_spaces(pool: WorkerPool, options: TuneOptions) -> list[Space]:
-    """The candidates of every cell.
+    """The candidates of every cell whose op any of the variants computes.
 
     Raises:
         UsageError: a variant does not load or list its configs, is for other devices, or none accepts any cell.
     """
-    wanted = {(cell.problem.key, cell.pool_format.key): cell for cell in options.cells}
-    listings: dict[tuple[str, str], list[tuple[VariantRef, Any]]] = {key: [] for key in wanted}
+    wanted = {_listing_key(cell): cell for cell in options.cells}
+    listings: dict[tuple[str, ...], list[tuple[VariantRef, Any]]] = {key: [] for key in wanted}
     names: dict[str, str] = {}
     for ref in options.variants:  # one after the other: a worker is renewed between variants of different authors
         variant = _identify(pool, ref, options)
@@ -73,8 +73,10 @@ def list_spaces(pool: WorkerPool, options: TuneOptions) -> list[Space]:
             raise UsageError(f"{names[variant.name]} and {ref} are both called {variant.name!r}: rename one of them")
         names[variant.name] = ref
         for key, cell in wanted.items():
-            listings[key].append((variant, _list_space(pool, variant, cell, options)))
-    spaces = [space_of(cell, listings[cell.problem.key, cell.pool_format.key]) for cell in options.cells]
+            if cell.op is variant.op:
+                listings[key].append((variant, _list_space(pool, variant, cell, options)))
+    named = [cell for cell in options.cells if listings[_listing_key(cell)]]
+    spaces = [space_of(cell, listings[_listing_key(cell)]) for cell in named]
     if not any(space.accepted for space in spaces):
         reasons = sorted({reason for space in spaces for _, reason in space.rejected})
         raise UsageError(
@@ -84,6 +86,11 @@ def list_spaces(pool: WorkerPool, options: TuneOptions) -> list[Space]:
     return spaces
 
 
+def _listing_key(cell: Cell) -> tuple[str, ...]:
+    """What a list of candidates depends on."""
+    return cell.op.value, cell.problem.key, cell.pool_format.key
+
+
 def _identify(pool: WorkerPool, ref: str, options: TuneOptions) -> VariantRef:
     found = _ask(pool, ref, options.jobs.identify, {"variant": ref})
     if is_foreign(ref) and not is_foreign(found["name"]):
@@ -91,12 +98,13 @@ def _identify(pool: WorkerPool, ref: str, options: TuneOptions) -> VariantRef:
             f"{ref} is called {found['name']!r}, as a variant of the catalogue: its records would mix with that one's; "
             "set its class attribute `name` to another"
         )
-    if (found["device_kind"], found["op"]) != (options.device.kind.value, Op.ATTENTION.value):
+    ops = list(dict.fromkeys(cell.op for cell in options.cells))
+    if found["device_kind"] != options.device.kind.value or found["op"] not in ops:
         raise UsageError(
             f"variant {found['name']} computes {found['op']} on {found['device_kind']}; this tune is about "
-            f"{Op.ATTENTION} on {options.device.kind}: name another --variant"
+            f"{', '.join(ops)} on {options.device.kind}: name another --variant"
         )
-    return VariantRef(ref, found["name"], found["source"])
+    return VariantRef(ref, found["name"], found["source"], Op(found["op"]))
 
 
 def _list_space(pool: WorkerPool, variant: VariantRef, cell: Cell, options: TuneOptions) -> Any:
@@ -116,7 +124,7 @@ def _where(cell: Cell, options: TuneOptions) -> dict[str, Any]:
         "problem": to_jsonable(cell.problem),
         "pool_format": to_jsonable(cell.pool_format),
         "device": to_jsonable(options.device),
-        "buckets": [to_jsonable(b) for b in dict.fromkeys(c.bucket for c in options.cells)],
+        "buckets": [to_jsonable(b) for b in dict.fromkeys(c.bucket for c in options.cells if c.op is cell.op)],
     }
 
 

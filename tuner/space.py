@@ -25,7 +25,7 @@ class Cell:
         op, model, problem, pool_format, bucket: see `Record`.
         workload: the batch that is timed; its name is part of the key.
         num_layers: layers of the model that have this problem.
-        bucket_weight: the sweep's weight of the bucket.
+        bucket_weight: the sweep's weight of the bucket; a cache operation's has none, so 0.
     """
 
     op: Op
@@ -57,11 +57,13 @@ class VariantRef:
         ref: what a worker loads it by: a catalogue name or an absolute `path/to/file.py:Name`.
         name: its own name.
         source: key over its source.
+        op: what it computes.
     """
 
     ref: str
     name: str
     source: str
+    op: Op = Op.ATTENTION
 
 
 @dataclass(frozen=True)
@@ -101,29 +103,41 @@ class Space:
 
 
 def cells_of(configs: Configs, sweep: SweepFile, models: Sequence[str] = ()) -> tuple[Cell, ...]:
-    """All cells of a sweep in its own order; `models` replaces the sweep's list.
+    """All attention cells of a sweep in its own order; `models` replaces the sweep's list.
 
     Raises:
         UsageError: an unknown model, or a sweep none of whose dtypes a model has.
     """
     cells: list[Cell] = []
     for name in models or sweep.models:
-        model = configs.model(name)
-        dtypes = [dtype for dtype in sweep.dtypes if dtype in model.dtypes]
-        if not dtypes:
-            raise UsageError(
-                f"model {name} is tuned in {', '.join(model.dtypes)}, the sweep in {', '.join(sweep.dtypes)}: "
-                "add a common dtype to one of the two files"
-            )
         cells += [
             Cell(Op.ATTENTION, name, problem, pool_format, entry.bucket, workload, layers, entry.weight)
-            for dtype in dtypes
-            for problem, layers in model.problems(dtype)
-            for pool_format in sweep.formats(dtype)
+            for problem, pool_format, layers in pools_of(configs, sweep, name)
             for entry in sweep.buckets
             for workload in (sweep.workload(w, entry.bucket) for w in sweep.workloads)
         ]
     return tuple(cells)
+
+
+def pools_of(configs: Configs, sweep: SweepFile, name: str) -> list[tuple[Problem, PoolFormat, int]]:
+    """Each problem of a model in each pool format of the sweep, with the number of layers that have the problem.
+
+    Raises:
+        UsageError: an unknown model, or one that has none of the sweep's dtypes.
+    """
+    model = configs.model(name)
+    dtypes = [dtype for dtype in sweep.dtypes if dtype in model.dtypes]
+    if not dtypes:
+        raise UsageError(
+            f"model {name} is tuned in {', '.join(model.dtypes)}, the sweep in {', '.join(sweep.dtypes)}: "
+            "add a common dtype to one of the two files"
+        )
+    return [
+        (problem, pool_format, layers)
+        for dtype in dtypes
+        for problem, layers in model.problems(dtype)
+        for pool_format in sweep.formats(dtype)
+    ]
 
 
 def space_of(cell: Cell, listings: Sequence[tuple[VariantRef, Mapping[str, Any]]]) -> Space:

@@ -14,6 +14,7 @@ from pagedtune.harness.prediction import UNCERTAINTY
 from pagedtune.kernels.dispatch import DispatchTable, Winner
 from pagedtune.kernels.pool_format import PoolFormat, ScaleKind
 from pagedtune.kernels.record import Record, TimeEvidence, Verdict
+from pagedtune.kernels.variant import Op
 
 from .formats import FormatChoice, choose_formats
 from .select import decide_all
@@ -31,10 +32,11 @@ def console_for(stderr: bool = False) -> Console:
 
 
 def show_winners(console: Console, table: DispatchTable, records: Sequence[Record]) -> None:
-    """The winners, one table per model and dtype, then the chosen pool formats with their reasons."""
+    """The winners of attention, one table per model and dtype; `show_cache_winners` has the others."""
     defaults = default_configs(records)
-    stream_gb_s = _stream(records)
-    ordered = sorted(table.entries, key=lambda e: (e.model, e.problem.key, is_predicted(e)))
+    stream_gb_s = stream_of(records)
+    attention = [e for e in table.entries if e.op == Op.ATTENTION]
+    ordered = sorted(attention, key=lambda e: (e.model, e.problem.key, is_predicted(e)))
     for (model, key, predicted), entries in groupby(ordered, key=lambda e: (e.model, e.problem.key, is_predicted(e))):
         view = _new_table(f"{model}  {key}" + ("  predicted, not measured" if predicted else ""), predicted)
         for entry in sorted(entries, key=lambda e: (e.pool_format, e.bucket, e.workload)):
@@ -77,12 +79,12 @@ def _row(entry: Winner, defaults: Mapping[tuple[Any, ...], Mapping[str, Any]], s
         entry.bucket.key + ("" if entry.workload == "ragged" else f" {entry.workload}"),
         entry.variant,
         short_config(entry.config, default),
-        _number(entry.median_us),
+        number(entry.median_us),
     ]
     if is_predicted(entry):
         return [
             *cell,
-            _number(entry.bandwidth_gb_s),
+            number(entry.bandwidth_gb_s),
             "" if not stream_gb_s else f"{entry.bandwidth_gb_s / stream_gb_s:.0%}",
             ratio_text(entry.speedup_default),
             "" if entry.margin is None else f"{entry.margin:+.1%}",
@@ -91,7 +93,7 @@ def _row(entry: Winner, defaults: Mapping[tuple[Any, ...], Mapping[str, Any]], s
     return [
         *cell,
         f"±{_half_width(entry.ci_us, entry.median_us):.1%}",
-        _number(entry.bandwidth_gb_s),
+        number(entry.bandwidth_gb_s),
         "" if not stream_gb_s else f"{entry.bandwidth_gb_s / stream_gb_s:.0%}",
         ratio_text(entry.speedup_eager),
         ratio_text(entry.speedup_default),
@@ -133,7 +135,7 @@ def ratio_text(ratio: float | None) -> str:
     return f"{ratio:.2f}" if ratio < 9.995 else f"{ratio:.0f}"
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
     """Three significant digits at least, thousands apart."""
     if value >= 100:
         return f"{value:,.0f}"
@@ -147,7 +149,7 @@ def default_configs(records: Iterable[Record]) -> dict[tuple[Any, ...], Mapping[
     }
 
 
-def _stream(records: Sequence[Record]) -> float | None:
+def stream_of(records: Sequence[Record]) -> float | None:
     """The device's measured stream bandwidth as the latest record has it, in 10^9 bytes/s."""
     known = [r for r in records if r.provenance.get("stream_gb_s")]
     return float(max(known, key=lambda r: r.recorded_at).provenance["stream_gb_s"]) if known else None
@@ -194,6 +196,8 @@ def _has_predicted_time(record: Record) -> bool:
 
 def show_formats(console: Console, choices: Sequence[FormatChoice]) -> None:
     """The pool format chosen for each model, with the reason."""
+    if not choices:
+        return
     view = Table(box=None, pad_edge=False, show_header=False)
     view.add_column(no_wrap=True)
     view.add_column(no_wrap=True, style="bold")

@@ -24,7 +24,7 @@ from ...kernels.executors import make_executor, torch_device
 from ...kernels.launch import Executor, LaunchPlan
 from ...kernels.native import LaunchError, NativeExecutor
 from ...kernels.record import TimeEvidence
-from ...kernels.variant import Config, Variant
+from ...kernels.variant import Config, Op, Variant
 from ...kernels.workload import Workload
 from ..artifact_source import ArtifactUnavailable
 from .calibration_inputs import Inputs, launched, sets_beyond_cache
@@ -78,9 +78,10 @@ class _Candidate:
 def calibrate(package: Package, budget_s: float = DEFAULT_BUDGET_S, seed: int = 0) -> Iterator[Settled]:
     """Settles cell after cell within `budget_s` seconds in all.
 
-    Cells without a choice cost nothing and are left out. `calibration_of` makes the override file of the results.
+    Cells without a choice cost nothing and are left out, and so are those of cache operations, which nothing times
+    here: their shipped winners stay. `calibration_of` makes the override file of the results.
     """
-    cells = [cell for cell in package.finalists if len(cell.candidates) > 1]
+    cells = [cell for cell in package.finalists if cell.op == Op.ATTENTION and len(cell.candidates) > 1]
     end_s = time.monotonic() + budget_s
     for index, cell in enumerate(cells):
         share_s = (end_s - time.monotonic()) / (len(cells) - index)

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from ...kernels.bounds import Bounds
 from ...kernels.device import DeviceKind
 from ...kernels.native import LaunchError
-from ..attention import PagedAttention
+from ...kernels.variant import Op
 from ..errors import PagedRuntimeError
+from ..explanation import explain
 from .calibrate import DEFAULT_BUDGET_S, Settled, calibrate, calibration_of
 from .integrity import PackageError
 from .overrides import calibration_path, write_calibration
@@ -49,7 +50,9 @@ def _parser() -> argparse.ArgumentParser:
     explain.set_defaults(run=_explain)
     verify = commands.add_parser("verify", help="check every file, this machine and every library")
     verify.set_defaults(run=_verify)
-    settle = commands.add_parser("calibrate", help="time the finalists of each cell here, and keep the result")
+    settle = commands.add_parser(
+        "calibrate", help="time the finalists of each attention cell here, and keep the result"
+    )
     settle.add_argument(
         "--budget", type=float, default=DEFAULT_BUDGET_S, metavar="SECONDS", help="in all (default %(default)g)"
     )
@@ -79,10 +82,11 @@ def _explain(package: Package, options: argparse.Namespace) -> int:
     cells = dict.fromkeys((e.model, e.problem, e.pool_format) for e in package.table.entries)
     for model, problem, pool_format in cells:
         print(f"\n{model}  {problem.key}  pool {pool_format.key}")
-        attention = PagedAttention(problem, pool_format, package.dispatch)
         same = [e for e in package.table.entries if (e.problem, e.pool_format) == (problem, pool_format)]
-        for bounds in dict.fromkeys([asked] if asked else [entry.bucket.bounds for entry in same]):
-            print(attention.explain(bounds))
+        tuned = [(Op(entry.op), entry.bucket.bounds) for entry in same]
+        for op, bounds in dict.fromkeys([(Op.ATTENTION, asked)] if asked else tuned):
+            text = explain(bounds, package.dispatch.select(op, problem, pool_format, bounds))
+            print(text if op is Op.ATTENTION else f"{op} {text}")
     return 0
 
 

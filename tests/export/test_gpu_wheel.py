@@ -29,6 +29,7 @@ from pagedtune.kernels.record import Record, Status, TimeEvidence, Timing, Verdi
 from pagedtune.kernels.variant import Config, Op
 from pagedtune.kernels.workload import Workload
 from pagedtune.runtime.artifact_source import ArtifactUnavailable
+from pagedtune.runtime.exported.calibrate import calibrate
 from pagedtune.runtime.exported.gpu import gpu_here
 from pagedtune.runtime.exported.integrity import check_package
 from pagedtune.runtime.exported.manifest import Manifest
@@ -54,22 +55,25 @@ FORMAT = PoolFormat(16, DType.BF16)
 BUCKET = Bucket(4, 256)
 FINALISTS = (("cuda_paged", {"num_warps": 4}, 20.0), ("cuda_paged", {"num_warps": 2}, 25.0),
              ("triton_split", {"num_splits": 2, "tile_tokens": 32}, 26.0))  # fmt: skip
+WRITES = (("cuda_kv_write", {"num_warps": 2, "rows_per_block": 2}, 4.0), ("triton_kv_write", {}, 5.0))
+WRITE_BUCKET = Bucket(64, 128)
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def record(index: int, variant: str, config: dict[str, Any], us: float) -> Record:
     """What tuning without the GPU records, with the binaries of this tree."""
     made = find_variant(variant)
+    attention = made.op is Op.ATTENTION
     full = made.config_from(config)
     return Record(
         run_id="run-1",
         device=GPU.fingerprint,
-        op="attention",
+        op=made.op.value,
         model="tiny",
         problem=PROBLEM,
         pool_format=FORMAT,
-        bucket=BUCKET,
-        workload="ragged",
+        bucket=BUCKET if attention else WRITE_BUCKET,
+        workload="ragged" if attention else "decode",
         variant=variant,
         config=full.as_dict(),
         stage="screen",
@@ -79,7 +83,7 @@ def record(index: int, variant: str, config: dict[str, Any], us: float) -> Recor
         timing=Timing("predicted", (), us, (us * 0.7, us * 1.3), 1000),
         artifact_keys=tuple(a.key for a in made.build(PROBLEM, FORMAT, full, GPU)),
         provenance={
-            "bucket_weight": 1.0,
+            "bucket_weight": 1.0 if attention else 0.0,
             "num_layers": 2,
             "mean_context": 100.0,
             "source": identify_variant({"variant": variant})["source"],
@@ -95,7 +99,7 @@ def gpu_results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Results whose winners are predicted; the folder of all devices."""
     folder = tmp_path_factory.mktemp("gpu") / "h100"
     with open_store(folder) as store:
-        store.append(*(record(index, *finalist) for index, finalist in enumerate(FINALISTS)))
+        store.append(*(record(index, *finalist) for index, finalist in enumerate((*FINALISTS, *WRITES))))
         write_winners(folder, select(store.records, GPU.fingerprint))
     return folder.parent
 
@@ -122,15 +126,16 @@ def package(gpu_installed: Path) -> Package:
 def test_predicted_winners_need_leave(gpu_results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["export", "--device", "h100", "--results", str(gpu_results), "--out", str(tmp_path)]) == 2
     error = capsys.readouterr().err
-    assert "the times of 1 winners are only predicted" in error
+    assert "the times of 2 winners are only predicted" in error
     assert "--allow-predicted" in error
     assert not list(tmp_path.iterdir())
 
 
 def test_the_wheel_has_cubins_ptx_and_finalists(package: Package) -> None:
     manifest = package.manifest
-    (cell,) = package.finalists
-    assert [(c.variant, c.median_us) for c in cell.candidates] == [(name, us) for name, _, us in FINALISTS]
+    attention, write = package.finalists
+    assert [(c.variant, c.median_us) for c in attention.candidates] == [(name, us) for name, _, us in FINALISTS]
+    assert [(c.variant, c.median_us) for c in write.candidates] == [("cuda_kv_write", 4.0)]  # calibration leaves it
     for library in manifest.libraries:
         assert (package.root / library.file).read_bytes()[:4] == b"\x7fELF"
         assert f".target {library.target}" in (package.root / library.ptx).read_text()
@@ -204,10 +209,13 @@ def test_ptx_from_the_wheel_passes_the_gate(package: Package, case: Case, capabi
 def test_cache_operations_from_the_wheel_pass_the_gate(
     package: Package, op: Op, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What dispatch takes on this GPU, though nothing was tuned for it: the CUDA kernel with its default config."""
-    selection = package.dispatch.select(op, PROBLEM, FORMAT, Bounds(4, 256))
+    """What dispatch takes on this GPU: the tuned winner of a write, and of what was not tuned the CUDA kernel with its
+    default config."""
+    selection = package.dispatch.select(op, PROBLEM, FORMAT, Bounds(4, 256 if op is Op.GATHER_KV else 1))
     assert selection.variant.name == f"cuda_{op}"
     assert all(artifact.path.is_relative_to(package.root) for artifact in selection.artifacts)
+    tuned = op is Op.KV_WRITE
+    assert (selection.winner is not None, selection.config.as_dict()["num_warps"]) == (tuned, 2 if tuned else 4)
     variant = find_variant(selection.variant.name)
     monkeypatch.setattr(type(variant), "build", lambda *_: selection.artifacts)
     case = Case(op, PROBLEM, FORMAT, Workload((33, 0, 64)), Family.CODED, (Hazard.STRIDED_POOL,), 4)
@@ -236,6 +244,8 @@ def test_without_a_gpu_it_verifies_and_explains(gpu_installed: Path, run_isolate
     assert "no NVIDIA GPU" in explained.stdout
     assert "is predicted to win n4-c256" in explained.stdout
     assert "verdict emulated, time 20.0 us, predicted" in explained.stdout
+    assert "kv_write n64-c128: cuda_kv_write[num_warps=2," in explained.stdout
+    assert "is predicted to win n64-c128 (decode)" in explained.stdout
     settled = run_isolated(program, gpu_installed, "calibrate")
     assert settled.returncode == 2
     assert "there is none here" in settled.stderr
@@ -300,3 +310,22 @@ def test_every_entry_of_a_wheel_is_proven_from_its_ptx(package: Package, tmp_pat
     assert prove(package, 1, lines.append) == 0
     assert len(lines) == len(package.table.entries)
     assert all(line.endswith("1 of 1 cases passed") for line in lines)
+    assert lines[-1].startswith("kv_write tiny")
+
+
+def test_a_write_beyond_the_tuned_range_says_so(package: Package) -> None:
+    """64 tokens were tuned: fewer have the same winner, more the default config of its variant."""
+    fewer, more = (package.dispatch.select(Op.KV_WRITE, PROBLEM, FORMAT, Bounds(n, 1)) for n in (3, 65))
+    assert fewer.winner is not None
+    assert fewer.config.as_dict()["rows_per_block"] == 2
+    assert more.winner is None
+    assert more.config == more.variant.default_config(PROBLEM, FORMAT, Bounds(128, 128), GPU)
+    assert "no cell covers n128-c128" in more.why
+
+
+def test_calibration_leaves_cache_operations_alone(package: Package, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even where an exporter had shipped a choice: nothing here can time or check a write."""
+    (write,) = (cell for cell in package.finalists if cell.op == Op.KV_WRITE)
+    several = replace(write, candidates=write.candidates * 2)
+    monkeypatch.setattr(package, "finalists", (several,))
+    assert list(calibrate(package, 1.0)) == []

@@ -12,8 +12,9 @@ import pytest
 
 from pagedtune.harness import count_run, kernel_counts
 from pagedtune.harness.count_run import Run, matrix_work, run_counts
+from pagedtune.harness.count_target import Target
 from pagedtune.harness.fewer_heads import with_fewer_heads, with_heads
-from pagedtune.harness.kernel_counts import NotCounted, Target, count
+from pagedtune.harness.kernel_counts import NotCounted, count
 from pagedtune.harness.occupancy import reject_static
 from pagedtune.harness.prediction_jobs import predict_candidate
 from pagedtune.kernels.artifact import Artifact, ArtifactKind, KernelAbi, Resources
@@ -59,7 +60,7 @@ def test_a_batch_is_the_sum_of_its_sequences() -> None:
     own = Run(target().artifacts(PROBLEM), plan, PROBLEM, FORMAT, LENGTHS, (1,) * len(LENGTHS), GPU)
     (seen,) = run_counts(own)
     assert step.read_sectors == pytest.approx(seen["sectors.read"], rel=0.03)
-    assert step.num_instructions == pytest.approx(kernel_counts._instructions(seen), rel=0.03)
+    assert step.num_instructions == pytest.approx(kernel_counts.num_instructions(seen), rel=0.03)
     assert step.busiest == pytest.approx(seen["busiest"], rel=0.03)
     assert step.blocks == len(LENGTHS) * PROBLEM.num_q_heads
 

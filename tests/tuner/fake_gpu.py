@@ -12,7 +12,7 @@ from pagedtune.kernels.device import Device, DeviceKind
 from pagedtune.kernels.pool_format import PoolFormat
 from pagedtune.kernels.problem import Problem
 from pagedtune.kernels.record import Status
-from pagedtune.kernels.variant import Config
+from pagedtune.kernels.variant import Config, Op
 
 CANDIDATES = (
     ("wrong", 1.0),  # the fastest, if it were right
@@ -47,4 +47,11 @@ def predict(payload: dict[str, Any]) -> dict[str, Any]:
     if kind == "uncounted":
         return {"status": Status.NOT_RUN.value, "reason": "its work is not regular enough"}
     timing = {"mode": "predicted", "samples_us": [], "median_us": us, "ci_us": [us * 0.7, us * 1.3], "kv_bytes": 1000}
-    return {"timing": timing, "counters": {"predicted": []}}
+    return {"timing": timing, "counters": {"predicted": [], "extrapolation": {"how": "made up", "error": 0.0}}}
+
+
+class WriteGpu(ManyGpu):
+    """The same for writes of K and V."""
+
+    name = "write_gpu"
+    op = Op.KV_WRITE
