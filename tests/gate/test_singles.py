@@ -84,7 +84,9 @@ def test_products_hold_what_query_and_pool_hold(q_dtype: DType, kv_dtype: DType)
     """All digits, and of the pool the range too; a query's is brought into that of a half by a factor of its row."""
     case: Case = make_case((9,), q_dtype=q_dtype, kv_dtype=kv_dtype)
     if {q_dtype, kv_dtype} == {DType.BF16, DType.FP16}:  # no 16-bit product does
-        reason = find_variant("triton_split").reject(case.problem, PoolFormat(16, kv_dtype), TritonSplitConfig(), H100)
+        reason = find_variant("triton_split").reject(
+            case.problem, PoolFormat(16, kv_dtype), TritonSplitConfig(), Configs().gpu("h100").device("h100")
+        )
         assert reason is not None
         return
     product = dot_dtype(case.problem, PoolFormat(16, kv_dtype)).torch
