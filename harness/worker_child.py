@@ -22,7 +22,7 @@ EXIT_GRACE_S = 2.0  # between the end of the channel and the end of the process
 OUTPUT_GRACE_S = 0.5  # for the last words of a child: its output, and the stack it reports when told to
 KILL_GRACE_S = 10.0  # for a killed child to end; only the kernel can make it last longer
 
-_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$', re.MULTILINE)
+_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.+)\n', re.MULTILINE)
 _REPORT = re.compile(r"^(?:Current thread|Stack)\b.*most recent call first\):?$", re.MULTILINE)
 
 

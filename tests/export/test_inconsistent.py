@@ -56,7 +56,11 @@ def made_of(parts: dict[str, Any], installed: Path, folder: Path) -> Package:
         ("table.json", lambda t: t.update(device="xx"), "table.json: device: expected name|product|units|detail"),
         ("manifest.json", lambda m: m.update(device="xx"), "manifest.json: device: expected name|product|units"),
         ("table.json", lambda t: t["entries"][0]["config"].update(speed=1), "entries[0].config: cpu_split has no"),
-        ("table.json", lambda t: t["entries"][0]["config"].update(tile_tokens="x"), "config.tile_tokens: expected int"),
+        (
+            "table.json",
+            lambda t: t["entries"][0]["config"].update(tile_tokens="x"),
+            "cpu_split.tile_tokens: expected int",
+        ),
         ("table.json", lambda t: t["entries"][0].update(variant="fast"), "entries[0].variant: expected one of"),
         ("table.json", lambda t: t["entries"][0].update(op="sing"), "entries[0].op: expected one of attention"),
         ("table.json", lambda t: t.update(entries=[]), "finalists.json: cells[0]: table.json has no entry"),
