@@ -53,7 +53,7 @@ def trials_for(variant: Variant, device: Device, level: Level) -> tuple[Trial, .
     """The trials of a variant's op at a level: one list for every variant of the op. A variant with limits gets, in
     place of the cases that it takes, a covering of all pairs that it takes.
 
-    Numbers of cases for attention on a CPU: tiny 51, corner 252, production 38; on a GPU 51, 117 and 142. Of a cache
+    Numbers of cases for attention on a CPU: tiny 51, corner 252, production 38; on a GPU 51, 105 and 142. Of a cache
     operation at most 64, 97 and 107.
     """
     kind = variant.device_kind

@@ -156,16 +156,19 @@ def _features(*names: str) -> tuple[Feature, ...]:
 # Values of a dimension that stand in for each other: at corner level on a GPU, where each row is compiled, one place of
 # the covering takes them in turn. At production level every one of them has a place of its own.
 TURNS: Mapping[str, tuple[tuple[Any, ...], ...]] = {
-    "heads": (((9, 3), (5, 1)), ((12, 2), (14, 2))),  # odd ratios, and ratios that leave some of eight rows unused
-    "head_dims": (((96, 96), (112, 112)), ((192, 128), (64, 128))),  # no powers of two, and K unlike V
+    "heads": (((9, 3), (5, 1), (12, 2), (14, 2)),),  # ratios that leave some of eight rows unused
+    "head_dims": (((96, 96), (112, 112), (80, 80)), ((192, 128), (64, 128))),  # no powers of two, and K unlike V
     "dtypes": (
         ((FP32, BF16), (FP32, FP16)),
         ((BF16, FP32), (FP16, BF16)),
         ((BF16, DType.FP8_E4M3), (FP16, DType.FP8_E4M3)),
     ),
-    "feature": (_features("window16", "window37"), _features("sinks", "window_sinks")),
+    "shape": (CACHE_SHAPES[2:4], CACHE_SHAPES[4:6], CACHE_SHAPES[6:8]),
+    "feature": (
+        _features("window16", "window37"), _features("sinks", "window_sinks"), _features("alibi", "cap_alibi_scale")
+    ),
     "block_size": ((32, 64), (8, 128)),
-}
+}  # fmt: skip
 
 TABLES = ((), (Hazard.IDENTITY_TABLE,), (Hazard.SHARED_BLOCKS,))
 TAILS = ((Hazard.TAIL_FOREIGN,), (Hazard.TAIL_INT_MAX,), (Hazard.TAIL_MINUS_ONE,))

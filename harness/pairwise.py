@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations, permutations
 from typing import Any
@@ -38,16 +38,23 @@ def covering_in_turn(spans: Spans, possible: Possible, turns: Turns) -> tuple[di
     }
     later = {name: [value for group in found for value in group[1:]] for name, found in groups.items()}
     places = {name: tuple(v for v in values if v not in later[name]) for name, values in spans.items()}
-    return tuple(_in_turn(row, k, groups, possible) for k, row in enumerate(covering_rows(places, possible)))
+    seen: Counter[tuple[str, int]] = Counter()
+    return tuple(_in_turn(row, groups, possible, seen) for row in covering_rows(places, possible))
 
 
 def _in_turn(
-    row: dict[str, Any], index: int, groups: Mapping[str, Sequence[Sequence[Any]]], possible: Possible
+    row: dict[str, Any],
+    groups: Mapping[str, Sequence[Sequence[Any]]],
+    possible: Possible,
+    seen: Counter[tuple[str, int]],
 ) -> dict[str, Any]:
-    for name, group in ((name, group) for name, found in groups.items() for group in found if row[name] in group):
-        # Not all by the same count, or the second values would only ever meet each other.
-        other = {**row, name: group[zlib.crc32(f"{name}-{index}".encode()) % len(group)]}
-        row = other if possible(other) else row
+    """The row with the next of each group that it names; `seen` counts how often each was named."""
+    for name, found in groups.items():
+        for index, group in ((k, group) for k, group in enumerate(found) if row[name] in group):
+            turn = seen[name, index] % len(group)
+            seen[name, index] += 1
+            others = ({**row, name: value} for value in (*group[turn:], *group[:turn]))
+            row = next(filter(possible, others), row)
     return row
 
 

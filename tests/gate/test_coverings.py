@@ -48,7 +48,7 @@ def test_every_possible_pair_of_values_occurs(op: Op, level: Level, kind: Device
 
 def test_values_that_share_a_place_all_occur_and_the_places_are_paired() -> None:
     spans, turns = dimensions_of(Op.ATTENTION, Level.CORNER, DeviceKind.CUDA), turns_of(Level.CORNER, DeviceKind.CUDA)
-    names = set(turns) - {"feature"}  # which is not one field of a problem
+    names = set(turns) - {"feature", "shape"}  # which are not one field of a problem, or of other ops
     first = {name: {value: group[0] for group in turns[name] for value in group} for name in names}
     seen = [
         {
@@ -140,7 +140,7 @@ def test_cases_of_a_gpu_stay_small_and_take_every_ratio_dim_and_dtype(variant: V
         assert dims >= {(64, 64), (80, 80), (96, 96), (112, 112), (128, 128), (192, 128), (256, 256), (64, 128)}
         assert {DType.FP8_E4M3, DType.INT8} <= {c.pool_format.kv_dtype for c in taken}
         assert {1, 8} <= queries
-        assert 90 <= len(taken) <= 160
+        assert 75 <= len(taken) <= 160
 
 
 def _takes(variant: Variant, case: Case) -> bool:
