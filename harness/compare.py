@@ -24,7 +24,8 @@ from .yardstick import Yardstick, scale_error
 FACTOR = 2.0
 LSE_STEP = 2.0**-20  # eight fp32 rounding steps
 SCALE_SIGMAS = 4.0  # of the mean of independent rows
-MIN_ROWS = 8  # fewer rows than this are too small a sample of the yardstick's error; rows of zeros do not count
+MIN_ROWS = 8  # fewer rows than this tell nothing of the mean scale error
+MIN_POOL_ROWS = 16  # nor of the worst error of the yardstick; rows of zeros do not count
 
 
 # Roundings that any fp32 kernel may do between its sums and its output: a common factor of the weights that is not
@@ -210,7 +211,7 @@ def _pools(data: AttentionData, answer: Answer) -> np.ndarray:
     pools = np.full(starts[-1], -1)
     told = _largest(answer.out) > 0
     for seq, (start, end) in enumerate(pairwise(starts)):
-        if told[start:end].sum() >= MIN_ROWS:
+        if told[start:end].sum() >= MIN_POOL_ROWS:
             pools[start:end] = seq
     return pools
 
