@@ -35,18 +35,18 @@ def cache_tensors(
         case Op.KV_WRITE:
             rows = (sum(query_lens), problem.num_kv_heads)
             dtype = problem.q_dtype.torch
-            tensors["k"] = _random((*rows, problem.head_dim), dtype, g)
-            tensors["v"] = _random((*rows, problem.head_dim_v), dtype, g)
-            tensors["slot_mapping"] = _slots(_table(order, blocks), lengths, query_lens, pool_format.block_size)
+            tensors["k"] = random_values((*rows, problem.head_dim), dtype, g)
+            tensors["v"] = random_values((*rows, problem.head_dim_v), dtype, g)
+            tensors["slot_mapping"] = _slots(permuted_table(order, blocks), lengths, query_lens, pool_format.block_size)
         case Op.COPY_BLOCKS:
             tensors["block_pairs"] = order.view(2, -1).T.contiguous()
         case Op.PACK_BLOCKS | Op.UNPACK_BLOCKS:
             tensors["block_ids"] = order
             shape = (len(lengths), sum(block_elements(problem, pool_format)))
-            tensors["staging"] = _random(shape, pool_format.kv_dtype.torch, g)
+            tensors["staging"] = random_values(shape, pool_format.kv_dtype.torch, g)
         case _:
             tensors |= _gathered(problem, pool_format, lengths)
-            tensors["block_table"] = _table(order, blocks).int()
+            tensors["block_table"] = permuted_table(order, blocks).int()
     return tensors
 
 
@@ -56,8 +56,8 @@ def _pools(
     """Both pools, and the scales that the op reads or writes."""
     dtype = pool_format.kv_dtype.torch
     pools = {
-        "k_cache": _random(pool_format.k_shape(num_blocks, problem), dtype, g),
-        "v_cache": _random(pool_format.v_shape(num_blocks, problem), dtype, g),
+        "k_cache": random_values(pool_format.k_shape(num_blocks, problem), dtype, g),
+        "v_cache": random_values(pool_format.v_shape(num_blocks, problem), dtype, g),
     }
     scales = pool_format.scale_shape(num_blocks, problem)
     if scales is not None and (pool_format.has_token_scales or op is Op.KV_WRITE):
@@ -79,7 +79,7 @@ def _gathered(problem: Problem, pool_format: PoolFormat, lengths: Sequence[int])
     return tensors
 
 
-def _table(order: torch.Tensor, blocks: Sequence[int]) -> torch.Tensor:
+def permuted_table(order: torch.Tensor, blocks: Sequence[int]) -> torch.Tensor:
     """Block table [num_seqs, most blocks] with -1 behind each sequence's blocks."""
     table = torch.full((len(blocks), max(blocks)), -1, dtype=torch.int64)
     start = 0
@@ -98,7 +98,7 @@ def _slots(table: torch.Tensor, lengths: Sequence[int], query_lens: Sequence[int
     return torch.cat(found)
 
 
-def _random(shape: tuple[int, ...], dtype: torch.dtype, g: torch.Generator) -> torch.Tensor:
+def random_values(shape: tuple[int, ...], dtype: torch.dtype, g: torch.Generator) -> torch.Tensor:
     """Random values that repeat: their number matters to no count."""
     tile = torch.randn(1 << 14, generator=g).to(dtype)
     size = int(np.prod(shape))

@@ -18,7 +18,7 @@ from pagedtune.kernels.pool_format import PoolFormat
 from pagedtune.kernels.problem import Problem
 from pagedtune.kernels.variant import Op
 
-from .cache_tensors import cache_tensors
+from .cache_tensors import cache_tensors, permuted_table, random_values
 from .issue_slots import issue_slots
 from .occupancy import by_entry
 from .sass import SassError
@@ -188,23 +188,12 @@ def random_tensors(
     g = torch.Generator().manual_seed(0)
     counts = [-(-n // pool_format.block_size) for n in lengths]
     total, rows = sum(counts), sum(query_lens)
-    order = torch.randperm(total, generator=g).int()
-    table = torch.full((len(lengths), max(counts)), -1, dtype=torch.int32)
-    start = 0
-    for seq, n in enumerate(counts):
-        table[seq, :n] = order[start : start + n]
-        start += n
+    table = permuted_table(torch.randperm(total, generator=g), counts).int()
     dtype = problem.q_dtype.torch
-
-    def random(shape: tuple[int, ...], kind: torch.dtype) -> torch.Tensor:
-        tile = torch.randn(1 << 14, generator=g).to(kind)
-        size = int(np.prod(shape))
-        return tile.repeat(-(-size // tile.numel()))[:size].view(shape).clone()
-
     tensors = {
-        "q": random((rows, problem.num_q_heads, problem.head_dim), dtype),
-        "k_cache": random(pool_format.k_shape(total, problem), pool_format.kv_dtype.torch),
-        "v_cache": random(pool_format.v_shape(total, problem), pool_format.kv_dtype.torch),
+        "q": random_values((rows, problem.num_q_heads, problem.head_dim), dtype, g),
+        "k_cache": random_values(pool_format.k_shape(total, problem), pool_format.kv_dtype.torch, g),
+        "v_cache": random_values(pool_format.v_shape(total, problem), pool_format.kv_dtype.torch, g),
         "block_table": table,
         "context_lens": torch.tensor(lengths, dtype=torch.int32),
         "query_start_loc": torch.tensor(np.concatenate([[0], np.cumsum(query_lens)]), dtype=torch.int32),

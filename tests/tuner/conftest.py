@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,8 @@ from pagedtune.kernels.dtypes import DType
 from pagedtune.kernels.pool_format import PoolFormat
 from pagedtune.kernels.problem import Problem
 from pagedtune.kernels.record import Record, Status, TimeEvidence, Timing, Verdict
+
+sys.path.insert(0, str(Path(__file__).parent))  # `quiet` is imported from here
 
 MakeRecord = Callable[..., Record]
 DEVICE = "cpu|some|2|avx2"

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from quiet import Quiet
 from rich.console import Console
 
 from pagedtune.kernels.device import Device, DeviceKind
@@ -40,20 +41,6 @@ SWEEP = {
     "workloads": ["uniform"],
     "max_cache_candidates": 7,
 }
-
-
-class Quiet:
-    """A `Progress` that says nothing."""
-
-    def phase(self, text: str, total: int, budget_s: float | None = None) -> None: ...
-
-    def step(self, text: str) -> None: ...
-
-    def candidate(self, key: str, state: str) -> None: ...
-
-    def best(self, key: str, time_us: float) -> None: ...
-
-    def note(self, text: str) -> None: ...
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from quiet import Quiet
 
 from pagedtune.kernels.device import Device, DeviceKind
 from pagedtune.kernels.record import Record, Status, Verdict
@@ -36,24 +37,6 @@ SWEEP = {
     "candidate_limit_s": 5.0,
 }
 Tune = Callable[..., TuneResult]
-
-
-class Quiet:
-    """A `Progress` that remembers its notes."""
-
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-
-    def phase(self, text: str, total: int, budget_s: float | None = None) -> None: ...
-
-    def step(self, text: str) -> None: ...
-
-    def candidate(self, key: str, state: str) -> None: ...
-
-    def best(self, key: str, time_us: float) -> None: ...
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
 
 
 def tuner_in(folder: Path) -> Tune:
