@@ -200,7 +200,7 @@ def _values(data: AttentionData, seq: int, first: int, values: torch.Tensor) -> 
     positions = torch.arange(first, first + values.shape[2])
     blocks = data.tensors["block_table"][seq].long()[positions // data.pool_format.block_size] - data.first_block
     scale = data.tensors["v_scale"][blocks, :, positions % data.pool_format.block_size].float().T[:, None, None]
-    unit = torch.exp2(torch.floor(torch.log2(scale.amax(dim=-1, keepdim=True).clamp_min(1e-30))))
+    unit = torch.exp2(torch.floor(torch.log2(scale.abs().amax(dim=-1, keepdim=True).clamp_min(1e-30))))
     numbers = values / scale.transpose(2, 3)
     return _Values(numbers.masked_fill(scale.transpose(2, 3) == 0, 0.0), scale / unit, unit)
 

@@ -14,7 +14,7 @@ from pagedtune.harness.compare import FACTOR, check_out, make_bound
 from pagedtune.harness.inputs import AttentionData
 from pagedtune.harness.verdicts import Fault
 from pagedtune.kernels.dtypes import DType
-from pagedtune.kernels.pool_format import PoolFormat
+from pagedtune.kernels.pool_format import PoolFormat, ScaleKind
 from pagedtune.kernels.problem import Problem
 from pagedtune.kernels.variant import Numerics
 
@@ -147,3 +147,15 @@ def test_rows_of_zeros_are_no_sample_of_errors() -> None:
 def _tf32(values: np.ndarray) -> np.ndarray:
     """The 10 bits of the mantissa that a tensor core keeps."""
     return (np.ascontiguousarray(values).view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_the_unit_of_weights_is_a_size_whatever_the_sign_of_their_scales(sign: float) -> None:
+    """A token's scale goes into P, which is fp16 here: in units of the largest scale, of either sign, it fits."""
+    data = one_key(0)
+    scale = torch.full((1, 1, 1), 3e5)
+    tensors = {**data.tensors, "k_scale": torch.ones_like(scale), "v_scale": sign * scale}
+    pool_format = PoolFormat(1, DType.FP32, scale_kind=ScaleKind.PER_TOKEN_HEAD)  # no kernel's, but an oracle's
+    scaled = AttentionData(data.problem, pool_format, tensors)
+    errors = yardstick.measure(scaled, Numerics(p=DType.FP16), oracle.attention(scaled))
+    assert errors.out.max() <= 3e5 * 2.0**-10
