@@ -36,6 +36,12 @@ def as_ints(values: Any) -> IntArray:
     return np.atleast_1d(array.astype(np.int64, copy=False))
 
 
+def true_at(mask: BoolArray) -> IntArray:
+    """Where a one-dimensional mask is true: `np.flatnonzero` without its wrappers, which cost more than the search."""
+    indices: IntArray = mask.nonzero()[0]
+    return indices
+
+
 def ragged_arange(counts: IntArray) -> IntArray:
     """0..counts[0]-1, then 0..counts[1]-1, and so on, in one array."""
     ends = np.cumsum(counts)

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 
 from ..kernels.problem import require_positive
-from .arrays import ONE, IntArray, RowIndex, as_ints, blocks_for, ragged_arange, to_device
+from .arrays import ONE, IntArray, RowIndex, as_ints, blocks_for, ragged_arange, to_device, true_at
 from .errors import Invariant, InvariantViolation
 
 EMPTY = -1  # a table entry that names no block
@@ -288,7 +288,7 @@ class BlockTables:
             InvariantViolation: names the invariant and a row.
         """
         named = (self._host_tables != EMPTY) & (self._host_tables != self._gone)
-        wrong = np.flatnonzero((named != self._inside()).any(axis=1))
+        wrong = true_at((named != self._inside()).any(axis=1))
         if wrong.size:
             row = int(wrong[0])
             detail = (
@@ -299,7 +299,7 @@ class BlockTables:
         differs = self._device.cpu().numpy() != self._host
         for index in self._dirty:
             differs[index] = False
-        lost = np.flatnonzero(differs)
+        lost = true_at(differs)
         if lost.size:
             row, column = divmod(int(lost[0]), self.max_blocks)
             where = f"entry [{row}, {column}]"

@@ -163,8 +163,10 @@ class DecodeLoop:
         Raises:
             InvalidToken: logits of NaN, or without any token, of the requests that it names. The step counts as
                 failed, and fails again unless those are cancelled.
+            CacheInUse: this loop is closed.
         """
         start = perf_counter_ns()
+        self.model.cache.require_claim(self)
         if self.shadow is not None:
             self.shadow.after_commit()  # what was cancelled, or was lost with a failed step, since the last one
         plan = self.scheduler.schedule()

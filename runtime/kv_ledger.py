@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from .allocator import BlockAllocator
-from .arrays import ONE, BoolArray, IntArray, RowIndex, as_ints, blocks_for
+from .arrays import ONE, BoolArray, IntArray, RowIndex, as_ints, blocks_for, true_at
 from .block_tables import BlockTables
 from .errors import Invariant, InvariantViolation
 from .validation import count_of
@@ -261,7 +261,7 @@ class KVLedger:
         order = np.lexsort((~overwrites, blocks))  # those that must copy in any case come before their last holder
         ordered = blocks[order]
         new = np.concatenate(([True], ordered[1:] != ordered[:-1]))
-        first = np.flatnonzero(new)[np.cumsum(new) - 1]
+        first = true_at(new)[np.cumsum(new) - 1]
         holders_left = self.allocator.refcounts(ordered) - (np.arange(ordered.size) - first)
         copying: IntArray = which[np.sort(order[(holders_left > 1) | overwrites[order]])]
         return copying
@@ -305,19 +305,20 @@ class KVLedger:
         size = self.tables.block_size
         sure = np.ones(self._limit.size, np.bool_)
         sure[list(self._asking)] = False
-        early = np.flatnonzero(sure & ((self._limit != self.tables.num_blocks * size) | self._overwrites))
+        early = true_at(sure & ((self._limit != self.tables.num_blocks * size) | self._overwrites))
         if early.size:
             row = int(early[0])
             detail = f"row {row} spans {self.tables.num_blocks[row]} blocks and may grow to {self._limit[row]} unasked"
             raise InvariantViolation(Invariant.WRITER, detail)
-        rows = np.flatnonzero(self._limit > self.stored)
+        rows = true_at(self._limit > self.stored)
         column = self.stored[rows] // size
         blocks = self.tables.block_at(rows, column)
-        wrong = np.flatnonzero(
+        pending = self.pending_references[blocks] if self._copies else 0
+        wrong = true_at(
             (column >= self.tables.num_blocks[rows])
             | (self._limit[rows] > (column + 1) * size)
             | (self._next_slot[rows] != (blocks - column) * size + self.stored[rows])
-            | (self.allocator.refcounts(np.maximum(blocks, 0)) - self.pending_references[blocks] != 1)
+            | (self.allocator.refcounts(np.maximum(blocks, 0)) - pending != 1)
         )
         if wrong.size:
             row, block = int(rows[wrong[0]]), int(blocks[wrong[0]])

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from .arrays import IntArray
+from .arrays import IntArray, true_at
 from .errors import Invariant, InvariantViolation
 from .fences import Step
 
@@ -70,7 +70,7 @@ def _check_conservation(refcount: IntArray, num_free: int, num_fenced: int, num_
 
 def _check_free_list(refcount: IntArray, free: IntArray) -> None:
     times = np.bincount(free, minlength=refcount.size)
-    wrong = np.flatnonzero(times != (refcount == FREE))
+    wrong = true_at(times != (refcount == FREE))
     if wrong.size:
         block = int(wrong[0])
         state = state_of(int(refcount[block]))
@@ -80,12 +80,12 @@ def _check_free_list(refcount: IntArray, free: IntArray) -> None:
 
 
 def _check_refcounts(refcount: IntArray, references: IntArray | None) -> None:
-    wrong = np.flatnonzero(refcount < FENCED)
+    wrong = true_at(refcount < FENCED)
     if wrong.size:
         raise InvariantViolation(Invariant.REFCOUNT, f"block {wrong[0]} has count {refcount[wrong[0]]}")
     if references is None:
         return
-    wrong = np.flatnonzero(np.maximum(refcount, 0) != references)
+    wrong = true_at(np.maximum(refcount, 0) != references)
     if wrong.size:
         block = int(wrong[0])
         raise InvariantViolation(
@@ -96,7 +96,7 @@ def _check_refcounts(refcount: IntArray, references: IntArray | None) -> None:
 def _check_fences(refcount: IntArray, generation: IntArray, steps: Sequence[Step]) -> None:
     held = [blocks for step in steps for blocks in step.held]
     times = np.bincount(np.concatenate(held), minlength=refcount.size) if held else np.zeros(refcount.size, np.int64)
-    wrong = np.flatnonzero(times != (refcount == FENCED))
+    wrong = true_at(times != (refcount == FENCED))
     if wrong.size:
         block = int(wrong[0])
         state = state_of(int(refcount[block]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from .arrays import true_at
 from .block_tables import BlockTables
 from .errors import Invariant, InvariantViolation
 from .kv_ledger import KVLedger
@@ -33,7 +34,7 @@ def check_scheduler(ledger: KVLedger, roster: Roster) -> None:
 
 def _check_rows(roster: Roster) -> None:
     state, running = roster.rows, roster.running
-    taken = np.flatnonzero(state.ticket != NO_TICKET)
+    taken = true_at(state.ticket != NO_TICKET)
     if not np.array_equal(np.sort(running), taken):
         raise InvariantViolation(Invariant.ROWS, f"rows {running.tolist()} run, rows {taken.tolist()} are taken")
     by_row = {sequence.row: request_id for request_id, sequence in roster.live.items() if sequence.row >= 0}
@@ -49,7 +50,7 @@ def _check_rows(roster: Roster) -> None:
 def _check_coverage(tables: BlockTables, roster: Roster) -> None:
     stored = roster.rows.num_scheduled
     needed = (stored + tables.block_size - 1) // tables.block_size
-    wrong = np.flatnonzero(needed != tables.num_blocks)
+    wrong = true_at(needed != tables.num_blocks)
     if wrong.size:
         row = int(wrong[0])
         detail = f"row {row} names {tables.num_blocks[row]} blocks, its {stored[row]} tokens need {needed[row]}"
@@ -59,7 +60,7 @@ def _check_coverage(tables: BlockTables, roster: Roster) -> None:
 def _check_progress(roster: Roster, steps_in_flight: int) -> None:
     state = roster.rows
     too_far = state.num_scheduled > state.num_tokens + state.num_pending + state.num_drafts
-    wrong = np.flatnonzero(too_far | (state.num_pending < 0) | (state.num_pending > steps_in_flight))
+    wrong = true_at(too_far | (state.num_pending < 0) | (state.num_pending > steps_in_flight))
     if wrong.size:
         row = int(wrong[0])
         raise InvariantViolation(

@@ -67,8 +67,9 @@ def check(
     cases: Annotated[
         str,
         typer.Option(
-            help="how much to run: tiny (seconds), corner (every pair of what a case can have) or production (longer "
-            "contexts; on a GPU also every corner of the config spaces, and machine code)"
+            help="how much to run: tiny (small shapes: seconds for a CPU, minutes for a GPU), corner (every pair of "
+            "what a case can have) or production (longer contexts; on a GPU also every corner of the config spaces, "
+            "and machine code)"
         ),
     ] = "corner",
     op: Annotated[str | None, typer.Option(help="only variants of this op, e.g. attention")] = None,

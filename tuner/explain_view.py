@@ -27,6 +27,7 @@ MAX_DETAILED = 3  # more cells than this are listed, not explained
 def show_entries(console: Console, entries: list[Winner], records: Sequence[Record], device: str) -> None:
     """Explains the first few cells of `entries`, and lists the rest."""
     decisions, defaults = decide_all(records, device), default_configs(records)
+    entries = sorted(entries, key=lambda e: (e.problem.key, e.pool_format.key, e.bucket))
     for entry in entries[:MAX_DETAILED]:
         mine = [r for r in records if r.cell_key == cell_key(entry)]
         default = defaults.get((entry.problem, entry.pool_format, entry.bucket, entry.variant))
@@ -64,16 +65,18 @@ def _show_decision(console: Console, entry: Winner, decision: Decision, records:
 
 
 def _path(decision: Decision, records: Sequence[Record]) -> str:
+    """How many candidates were left after each step; in parentheses those that it took away."""
     latest = {r.candidate_key: r for r in sorted(records, key=lambda r: r.recorded_at) if r.variant != "*"}
     counts = Counter(r.status for r in latest.values())
+    rejected = counts.pop(Status.REJECTED, 0)
+    steps = [f"{len(latest)} candidates", f"{len(latest) - rejected} possible ({rejected} rejected)"]
+    is_prediction = decision.winner.record.time_evidence is TimeEvidence.PREDICTED
     proven = {r.candidate_key for r in records if r.stage == "gate" and r.status is Status.PASSED}
-    screened = {r.candidate_key for r in records if r.stage == "screen"}
-    failed = ", ".join(f"{n} {s.value}" for s, n in sorted(counts.items()) if s is not Status.PASSED)
-    steps = [f"{len(latest)} candidates" + (f" ({failed})" if failed else ""), f"{len(proven)} proven"]
-    if decision.winner.record.time_evidence is TimeEvidence.PREDICTED:
-        steps.insert(1, f"{len(screened)} predicted")
-    elif screened:
-        steps.append(f"{len(screened)} screened")
+    failed = [f"{n} {s.value}" for s, n in sorted(counts.items()) if s not in (Status.PASSED, Status.NOT_RUN)]
+    steps.append(f"{len(proven)} proven" + (f" ({', '.join(failed)})" if failed else ""))
+    if screened := {r.candidate_key for r in records if r.stage == "screen"}:
+        text = f"{len(screened)} {'predicted' if is_prediction else 'screened'}"
+        steps.insert(2 if is_prediction else 3, text)  # a model ranks what is then proven; a clock, what was proven
     if decision.stage == "final":
         rounds = max(len(r.timing.samples_us) for r in decision.ranking)
         steps.append(f"{len(decision.ranking)} in the finals of {rounds} interleaved rounds")

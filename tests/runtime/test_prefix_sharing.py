@@ -2,14 +2,15 @@
 
 A sequence's next token is a hash of all its tokens as the device reads them back through the block table: one block
 that was shared, copied, evicted or recycled wrongly changes everything after it. The alphabet is small and prompts
-begin alike, so that most sequences share something; the pool is small, so that it is evicted all the time.
+begin alike, so that most sequences share something; the pool is small, so that it is evicted all the time. What is
+stored differs from namespace to namespace, so that the same tokens of another one are wrong too.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -28,7 +29,7 @@ from hypothesis.stateful import (
 
 from pagedtune.runtime.allocator import BlockAllocator
 from pagedtune.runtime.block_tables import BlockTables
-from pagedtune.runtime.errors import InvariantViolation, PagedRuntimeError, RequestTooLarge
+from pagedtune.runtime.errors import InvalidRequest, InvariantViolation, PagedRuntimeError, RequestTooLarge
 from pagedtune.runtime.fences import MAX_STEPS_IN_FLIGHT
 from pagedtune.runtime.kv_ledger import KVLedger
 from pagedtune.runtime.plan import StepPlan
@@ -43,32 +44,41 @@ from pagedtune.runtime.swap import Preemption, SwapPolicy, SwapSpace
 OPERATIONS = int(os.environ.get("PAGEDTUNE_STATEFUL_OPS", "50000")) // 8
 STEPS_PER_RUN = 100
 NUM_BLOCKS, NUM_ROWS, MAX_BLOCKS, BLOCK_SIZE, VOCAB = 14, 4, 9, 4, 3
-MOST_STORED = MAX_BLOCKS * BLOCK_SIZE
+POOLS = (NUM_BLOCKS, NUM_BLOCKS, 6, 3)  # blocks
 MOST_LIVE, NUM_HOST_BLOCKS = 6, 12
 NAMESPACES = (Namespace(), Namespace(), Namespace("other"), None)
 
 
-def next_token(tokens: npt.NDArray[np.int64]) -> int:
-    """The token that follows `tokens`."""
+def next_token(stored: npt.NDArray[np.int64]) -> int:
+    """The token that follows what is stored."""
     value = 7
-    for token in tokens.tolist():
+    for token in stored.tolist():
         value = (value * 31 + token + 1) % 1_000_003
     return value % VOCAB
 
 
-def continuation(prompt: tuple[int, ...], length: int) -> tuple[int, ...]:
+def continuation(prompt: tuple[int, ...], length: int, salt: int = 0) -> tuple[int, ...]:
     """What a sequence alone gets."""
     tokens = list(prompt)
     for _ in range(length):
-        tokens.append(next_token(np.array(tokens)))
+        tokens.append(next_token(np.array(tokens) + salt))
     return tuple(tokens[len(prompt) :])
+
+
+@dataclass(frozen=True)
+class Expected:
+    """A live sequence: its output, the length of its prompt, and what is added to each token that it stores."""
+
+    output: tuple[int, ...]
+    prompt_len: int
+    salt: int
 
 
 class Device:
     """Slots that hold tokens, and the last token that each row sampled."""
 
-    def __init__(self, catch_up: Callable[[], None]) -> None:
-        self.catch_up = catch_up
+    def __init__(self, catch_up: Callable[[], None], salts: dict[str, int]) -> None:
+        self.catch_up, self.salts = catch_up, salts
         self.blocks: npt.NDArray[np.int64] = np.full((NUM_BLOCKS, BLOCK_SIZE), -1)
         self.host: npt.NDArray[np.int64] = np.full((NUM_HOST_BLOCKS, BLOCK_SIZE), -1)
         self.last: npt.NDArray[np.int64] = np.full(NUM_ROWS, -1)
@@ -80,7 +90,8 @@ class Device:
             self.blocks[destination] = self.blocks[source]
         inputs = plan.input_ids.numpy().copy()
         inputs[inputs < 0] = self.last[np.repeat(plan.rows, plan.query_lens)[inputs < 0]]
-        self.blocks.reshape(-1)[plan.slot_mapping.numpy()] = inputs
+        salts = np.array([self.salts[name] for name in plan.request_ids])
+        self.blocks.reshape(-1)[plan.slot_mapping.numpy()] = inputs + np.repeat(salts, plan.query_lens)
         rows = zip(plan.block_table.numpy(), plan.context_lens.tolist(), plan.samples.tolist(), strict=True)
         sampled = np.array([next_token(self.read(t, n)) for t, n, samples in rows if samples], np.int64)
         self.last[plan.rows[plan.samples]] = sampled
@@ -97,7 +108,7 @@ class Device:
         self.blocks[blocks] = self.host[host_blocks]
 
     def read(self, table: npt.NDArray[Any], context_len: int) -> npt.NDArray[np.int64]:
-        """The tokens of a sequence."""
+        """What is stored of a sequence."""
         return self.blocks[table[: -(-context_len // BLOCK_SIZE)]].reshape(-1)[:context_len]
 
 
@@ -108,26 +119,28 @@ class SharingMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         type(self).performed -= 1
-        self.build(swap=False)
+        self.build(swap=False, num_blocks=NUM_BLOCKS)
 
-    def build(self, swap: bool) -> None:
-        allocator = BlockAllocator(NUM_BLOCKS)
+    def build(self, swap: bool, num_blocks: int) -> None:
+        self.most_stored = min(num_blocks, MAX_BLOCKS) * BLOCK_SIZE
+        allocator = BlockAllocator(num_blocks)
         self.cache = PrefixCache(allocator, BLOCK_SIZE, min_copy_tokens=1)
         tables = BlockTables(NUM_ROWS, MAX_BLOCKS, BLOCK_SIZE)
-        self.device = Device(lambda: self.run_first(len(self.flight)))
+        self.salts: dict[str, int] = {}
+        self.device = Device(lambda: self.run_first(len(self.flight)), self.salts)
         host = SwapSpace(NUM_HOST_BLOCKS, self.device, SwapPolicy(Preemption.SWAP)) if swap else None
         self.scheduler = Scheduler(allocator, tables, SchedulerConfig(10, debug=True), host, self.cache)
-        self.expected: dict[str, tuple[int, ...]] = {}
+        self.expected: dict[str, Expected] = {}
         self.flight: list[list[Any]] = []  # plan, and what it sampled once it has run
         self.number = 0
 
-    @initialize(swap=st.booleans())
-    def choose(self, swap: bool) -> None:
-        self.build(swap)
+    @initialize(swap=st.booleans(), num_blocks=st.sampled_from(POOLS))
+    def choose(self, swap: bool, num_blocks: int) -> None:
+        self.build(swap, num_blocks)
 
     @precondition(lambda self: len(self.expected) < MOST_LIVE)
     @rule(
-        start=st.integers(0, 24), more=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=6),
+        start=st.integers(0, 24), more=st.lists(st.integers(0, VOCAB - 1), max_size=6),
         new=st.integers(1, 12), n=st.integers(1, 2), times=st.integers(1, 2), namespace=st.sampled_from(NAMESPACES),
     )  # fmt: skip
     def add(self, start: int, more: list[int], new: int, n: int, times: int, namespace: Namespace | None) -> None:
@@ -138,13 +151,36 @@ class SharingMachine(RuleBasedStateMachine):
         self.number += 1
         prompt = (0, *continuation((0,), start), *more)
         request = Request(str(self.number), prompt, new, n=n, namespace=namespace)
-        if request.max_stored_tokens > MOST_STORED:
+        if request.max_stored_tokens > self.most_stored:
             with pytest.raises(RequestTooLarge):
                 self.scheduler.add(request)
             return
         self.scheduler.add(request)
-        for i in range(n):
-            self.expected[f"{self.number}#{i}" if i else str(self.number)] = continuation(prompt, new)
+        salt = VOCAB * (1 + self.number if namespace is None else NAMESPACES.index(namespace) // 2)
+        for name in request.sample_ids:
+            self.expect(name, Expected(continuation(prompt, new, salt), len(prompt), salt))
+
+    def expect(self, name: str, expected: Expected) -> None:
+        self.expected[name], self.salts[name] = expected, expected.salt
+
+    @precondition(lambda self: 0 < len(self.expected) < MOST_LIVE)
+    @rule(choice=st.integers(0, 1 << 16), back=st.integers(0, 9), more=st.integers(0, VOCAB), new=st.integers(1, 12))
+    def fork(self, choice: int, back: int, more: int, new: int) -> None:
+        """From the end or from before it, with a token of its own or without."""
+        self.number += 1
+        source, name = sorted(self.expected)[choice % len(self.expected)], f"f{self.number}"
+        known = tuple(self.scheduler.roster.tokens_of(self.scheduler.roster.find(source)).tolist())
+        position, own = max(1, len(known) - back), (more,) if more < VOCAB else ()
+        prompt_len, salt = min(position, self.expected[source].prompt_len), self.expected[source].salt
+        tokens = known[:position] + own
+        left, most = prompt_len + new - len(tokens), prompt_len + new - 1
+        if left <= 0 or most > self.most_stored:
+            with pytest.raises(InvalidRequest if left <= 0 else RequestTooLarge):
+                self.scheduler.fork(source, name, position, own, max_new_tokens=new)
+            return
+        self.scheduler.fork(source, name, position, own, max_new_tokens=new)
+        output = tokens[prompt_len:] + continuation(tokens, left, salt)
+        self.expect(name, Expected(output, prompt_len, salt))
 
     @precondition(lambda self: len(self.flight) < MAX_STEPS_IN_FLIGHT)
     @rule(at_once=st.booleans())
@@ -168,7 +204,7 @@ class SharingMachine(RuleBasedStateMachine):
         self.run_first(1)
         for finished in self.scheduler.commit(*self.flight.pop(0)).finished:
             assert finished.reason is FinishReason.LENGTH
-            assert finished.tokens == self.expected.pop(finished.request_id)
+            assert finished.tokens == self.expected.pop(finished.request_id).output
 
     @precondition(lambda self: self.flight)
     @rule()
@@ -181,7 +217,7 @@ class SharingMachine(RuleBasedStateMachine):
     def cancel(self, choice: int) -> None:
         request_id = sorted(self.expected)[choice % len(self.expected)]
         finished = self.scheduler.cancel(request_id)
-        assert finished.tokens == self.expected.pop(request_id)[: len(finished.tokens)]
+        assert finished.tokens == self.expected.pop(request_id).output[: len(finished.tokens)]
 
     @precondition(lambda self: self.expected)
     @rule(choice=st.integers(0, 1 << 16))
@@ -203,7 +239,7 @@ class SharingMachine(RuleBasedStateMachine):
         self.scheduler.check()
         snapshot = self.scheduler.snapshot()
         parts = snapshot.free + snapshot.named + snapshot.cached + snapshot.fenced + snapshot.reserved
-        assert parts == NUM_BLOCKS
+        assert parts == self.scheduler.allocator.num_blocks
         assert snapshot.running + snapshot.waiting == len(self.expected)
 
     def teardown(self) -> None:
@@ -222,7 +258,7 @@ class SharingMachine(RuleBasedStateMachine):
         self.every_invariant_holds()
         type(self).hits += self.cache.statistics.hit_tokens
         self.cache.evict(NUM_BLOCKS)
-        assert self.scheduler.snapshot().free == NUM_BLOCKS
+        assert self.scheduler.snapshot().free == self.scheduler.allocator.num_blocks
 
 
 def run(operations: int, number: int = 0) -> None:

@@ -282,6 +282,8 @@ def test_a_cache_serves_one_loop_at_a_time() -> None:
     first.check(idle=True)
     with pytest.raises(CacheInUse, match="closed"):
         first.add(Request("b", (1,), 1))
+    with pytest.raises(CacheInUse, match="closed"):
+        first.step()
     second = loop_of(model)
     first.close()
     with pytest.raises(CacheInUse, match="in use"):

@@ -30,7 +30,7 @@ from pagedtune.runtime.staging import Staging
 from pagedtune.runtime.swap import Preemption, SwapPolicy, SwapSpace
 
 NUM_BLOCKS, NUM_ROWS, MAX_BLOCKS, BLOCK_SIZE, HOST_BLOCKS = 10, 4, 9, 4, 8
-MOST_STORED = MAX_BLOCKS * BLOCK_SIZE
+LONGEST = MAX_BLOCKS * BLOCK_SIZE
 MOST_LIVE = 7  # more than there are rows, so that some wait
 UNDEFINED = -7
 STRIDE = 1000  # more than any sequence is long
@@ -102,12 +102,17 @@ class SchedulerModel:
     """See the module. Each operation takes a source of choices; `check` follows each."""
 
     def __init__(
-        self, window: int | None = None, preemption: Preemption | None = None, is_staged: bool = False
+        self,
+        window: int | None = None,
+        preemption: Preemption | None = None,
+        is_staged: bool = False,
+        num_blocks: int = NUM_BLOCKS,
     ) -> None:
         self.window, self.device = window, Device()
+        self.most_stored = min(num_blocks, MAX_BLOCKS) * BLOCK_SIZE
         swap = None if preemption is None else SwapSpace(HOST_BLOCKS, self.device, SwapPolicy(preemption))
         self.scheduler = Scheduler(
-            BlockAllocator(NUM_BLOCKS),
+            BlockAllocator(num_blocks),
             BlockTables(NUM_ROWS, MAX_BLOCKS, BLOCK_SIZE),
             SchedulerConfig(token_budget=10, debug=True, window=window),
             swap,
@@ -135,12 +140,13 @@ class SchedulerModel:
         if len(self.live()) + n > MOST_LIVE:
             return
         self.number += 1
-        prompt_len, most = choose.randint(1, 30), choose.randint(1, 20)
-        tokens = [self.number * STRIDE + position for position in range(2 * MOST_STORED)]
+        longest = self.most_stored - 6  # so that most of them fit
+        prompt_len, most = choose.choice((1, 4, 5, *[choose.randint(1, longest)] * 5)), choose.randint(1, 20)
+        tokens = [self.number * STRIDE + position for position in range(2 * LONGEST)]
         stop = tokens[prompt_len + choose.randint(0, 29)] if choose.random() < 0.5 else None
         stops = () if stop is None else (stop,)
         request = Request(str(self.number), tuple(tokens[:prompt_len]), most, stop_token_ids=stops, n=n)
-        if prompt_len + most - 1 > MOST_STORED:
+        if prompt_len + most - 1 > self.most_stored:
             with pytest.raises(RequestTooLarge):
                 self.scheduler.add(request)
             return
@@ -162,13 +168,13 @@ class SchedulerModel:
         prompt_len = min(position, self.expected[source].prompt_len)
         more = [self.number * STRIDE + position + i for i in range(choose.randint(0, 3))]
         tokens = (known[:position] + more)[:]
-        tokens += [tokens[-1] + 1 + i for i in range(2 * MOST_STORED)]
+        tokens += [tokens[-1] + 1 + i for i in range(2 * LONGEST)]
         most = choose.randint(1, 20)
         if position + len(more) >= prompt_len + most:
             with pytest.raises(InvalidRequest, match="nothing is left"):
                 self.scheduler.fork(source, name, position, more, max_new_tokens=most)
             return
-        if prompt_len + most - 1 > MOST_STORED:
+        if prompt_len + most - 1 > self.most_stored:
             with pytest.raises(RequestTooLarge):
                 self.scheduler.fork(source, name, position, more, max_new_tokens=most)
             return
@@ -283,6 +289,6 @@ class SchedulerModel:
             steps += 1
             assert steps < 1000 + 100 * len(self.expected), "no progress"
         self.check()
-        assert self.scheduler.allocator.num_free == NUM_BLOCKS
+        assert self.scheduler.allocator.num_free == self.scheduler.allocator.num_blocks
         swap = self.scheduler.roster.swap
         assert swap is None or swap.allocator.num_free == HOST_BLOCKS

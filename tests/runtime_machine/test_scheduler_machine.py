@@ -13,9 +13,10 @@ from .machine import run
 from .scheduler_model import SchedulerModel
 
 MODELS = [
-    partial(SchedulerModel, window, preemption, is_staged)
+    partial(SchedulerModel, window, preemption, is_staged, num_blocks)
     for window in (None, 2, 7)
     for preemption, is_staged in ((None, False), (Preemption.SWAP, False), (Preemption.AUTO, True))
+    for num_blocks in (3, 6, 10, 10)
 ]
 SHARDS = 2  # so that a slow machine stays within the time limit of a test
 OPERATIONS = int(os.environ.get("PAGEDTUNE_STATEFUL_OPS", "100000")) * 2 // 5  # the rest: the other machines
