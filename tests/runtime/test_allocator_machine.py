@@ -13,9 +13,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from random_runs import run
 
 from pagedtune.runtime.allocator import BlockAllocator
 from pagedtune.runtime.block_tables import EMPTY, BlockTables
@@ -25,7 +25,6 @@ from pagedtune.runtime.fences import MAX_STEPS_IN_FLIGHT
 SHARDS = 2  # so that a slow machine stays within the time limit of a test
 # A fifth of all: its rules are single ones, slow to draw. tests/runtime_machine has the others.
 OPERATIONS = int(os.environ.get("PAGEDTUNE_STATEFUL_OPS", "100000")) // 5
-STEPS_PER_RUN = 100
 NUM_BLOCKS, NUM_ROWS, MAX_BLOCKS, BLOCK_SIZE = 24, 5, 8, 4
 
 rows_of = st.lists(st.integers(0, NUM_ROWS - 1), min_size=1, max_size=NUM_ROWS, unique=True)
@@ -164,28 +163,13 @@ class AllocatorMachine(RuleBasedStateMachine):
         assert self.tables.blocks_of(np.arange(NUM_ROWS)).tolist() == list(chain.from_iterable(self.table))
 
 
-def run(operations: int, number: int = 0) -> None:
-    run_state_machine_as_test(
-        seed(number)(AllocatorMachine),
-        settings=settings(
-            max_examples=1 + operations // STEPS_PER_RUN,
-            stateful_step_count=STEPS_PER_RUN,
-            deadline=None,
-            database=None,
-            phases=[Phase.generate],
-            report_multiple_bugs=False,
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_every_invariant_holds_after_every_operation(shard: int) -> None:
     AllocatorMachine.performed = 0
     number = shard
     while (missing := OPERATIONS // SHARDS - AllocatorMachine.performed) > 0:  # Hypothesis ends some runs early
-        run(missing, number)
+        run(AllocatorMachine, missing, number)
         number += SHARDS
 
 
@@ -240,6 +224,6 @@ def test_a_planted_fault_is_found(
 ) -> None:
     monkeypatch.setattr(owner, method, fault)
     with pytest.raises((InvariantViolation, AssertionError, ValueError)) as found:
-        run(2000)
+        run(AllocatorMachine, 2000)
     if isinstance(found.value, InvariantViolation):  # else the model saw it before the check could
         assert found.value.invariant is broken

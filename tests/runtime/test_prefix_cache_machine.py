@@ -15,9 +15,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from random_runs import run
 
 from pagedtune.runtime import prefix_node, prefix_tree
 from pagedtune.runtime.allocator import BlockAllocator
@@ -31,7 +31,6 @@ from pagedtune.runtime.prefix_node import Node, SortedKeys
 from pagedtune.runtime.prefix_tree import PrefixTree
 
 OPERATIONS = int(os.environ.get("PAGEDTUNE_STATEFUL_OPS", "50000")) // 5
-STEPS_PER_RUN = 100
 NUM_BLOCKS, BLOCK_SIZE, MOST_TOKENS, MOST_ROWS, MOST_PINS, MAX_PINNED = 20, 2, 14, 3, 2, 5
 NAMESPACES = (Namespace(), Namespace("tenant"), Namespace("tenant", "adapter"))
 
@@ -266,25 +265,10 @@ class PrefixMachine(RuleBasedStateMachine):
         assert not self.cache.references(NUM_BLOCKS).any()
 
 
-def run(operations: int, number: int = 0) -> None:
-    run_state_machine_as_test(
-        seed(number)(PrefixMachine),
-        settings=settings(
-            max_examples=1 + operations // STEPS_PER_RUN,
-            stateful_step_count=STEPS_PER_RUN,
-            deadline=None,
-            database=None,
-            phases=[Phase.generate],
-            report_multiple_bugs=False,
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
-
-
 def run_several(operations: int) -> None:
     """Runs of several seeds: a rare fault escapes some of them."""
     for number in range(6):
-        run(operations, number)
+        run(PrefixMachine, operations, number)
 
 
 @pytest.fixture(autouse=True)
@@ -299,7 +283,7 @@ def short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_cache_agrees_with_the_model_after_every_operation() -> None:
     PrefixMachine.performed, number = 0, 0
     while (missing := OPERATIONS - PrefixMachine.performed) > 0:  # Hypothesis ends some runs early
-        run(missing, number)
+        run(PrefixMachine, missing, number)
         number += 1
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
 
 import pytest
 import torch
 
-from pagedtune.harness import cache_counts, count_run
+from pagedtune.harness import cache_counts
 from pagedtune.harness.cache_counts import count_cache_op
 from pagedtune.harness.cache_tensors import cache_tensors
 from pagedtune.harness.count_target import Target
@@ -26,6 +25,7 @@ from pagedtune.kernels.variant import Op, Variant
 from pagedtune.kernels.workload import Workload
 from pagedtune.tuner.configs import Configs
 
+pytestmark = pytest.mark.usefixtures("own_counts")
 needs_nvrtc = pytest.mark.skipif(importlib.util.find_spec("cuda") is None, reason="NVRTC is not installed")
 GPU = Configs().gpu("h100").device("h100")
 PROBLEM = Problem(4, 2, 64)
@@ -34,15 +34,6 @@ TOKEN = 2 * (64 + 64) * 2  # bytes of K and V of a token: two heads, bf16
 ONE_EACH = Workload((1,) * 40)
 GATHERED = Workload((128, 16, 64))
 CUDA_OPS = [v for v in VARIANTS if v.device_kind is DeviceKind.CUDA and v.op is not Op.ATTENTION]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _own_counts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Counts are kept in a folder of these tests."""
-    folder = tmp_path_factory.mktemp("counts")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(count_run, "cache_dir", lambda: folder)
-        yield
 
 
 def target(name: str, bounds: Bounds, pool_format: PoolFormat = FORMAT) -> Target:

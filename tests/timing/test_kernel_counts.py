@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,6 +27,7 @@ from pagedtune.kernels.serial import to_jsonable
 from pagedtune.kernels.workload import Workload
 from pagedtune.tuner.configs import Configs
 
+pytestmark = pytest.mark.usefixtures("own_counts")
 needs_nvrtc = pytest.mark.skipif(importlib.util.find_spec("cuda") is None, reason="NVRTC is not installed")
 GPU = Configs().gpu("h100").device("h100")
 PROBLEM = Problem(8, 4, 64)
@@ -37,15 +37,6 @@ LENGTHS = (512, 37, 300, 129, 400, 64, 211)
 
 def target(num_seqs: int = len(LENGTHS)) -> Target:
     return Target(CudaPaged(), CudaPagedConfig(4), PROBLEM, FORMAT, Bounds(num_seqs, 512), GPU)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _own_counts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Counts are kept in a folder of these tests."""
-    folder = tmp_path_factory.mktemp("counts")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(count_run, "cache_dir", lambda: folder)
-        yield
 
 
 @needs_nvrtc
