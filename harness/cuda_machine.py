@@ -51,6 +51,28 @@ class Mirror:
         return [(piece, self.offset + piece.data_ptr() - self.parent.data_ptr()) for piece in pieces]
 
 
+class _Places:
+    """Where tensors on the host lie on the device.
+
+    An object of its own, so that the executor, which asks, does not refer to the machine, which owns the executor: the
+    gigabytes of such a ring would be the device's until the garbage collector comes by.
+    """
+
+    def __init__(self) -> None:
+        self.mirrors: tuple[Mirror, ...] = ()
+
+    def address(self, tensor: torch.Tensor) -> int:
+        """Address on the device of what a tensor on the host shows."""
+        host = tensor.data_ptr()
+        for mirror in self.mirrors:
+            start = mirror.parent.data_ptr() - mirror.offset
+            if mirror.first <= host < start + mirror.memory.num_bytes:
+                return mirror.memory.address + host - start
+        if not tensor.numel():
+            return 0
+        raise ValueError(f"a tensor at {host:#x} lies in none of the {len(self.mirrors)} mirrored allocations")
+
+
 class CudaMachine:
     """Launches plans on a device; every launch starts from the host's bytes and leaves the device's bytes there.
 
@@ -70,9 +92,9 @@ class CudaMachine:
     def __init__(self, artifacts: Sequence[Artifact], context: CudaContext) -> None:
         self._context = context
         self._artifacts = tuple(artifacts)
-        self._mirrors: tuple[Mirror, ...] = ()
+        self._places = _Places()
         self._high_pools: dict[tuple[str, int], DeviceMemory] = {}
-        self._executor = CudaExecutor(artifacts, context.driver, lambda: context.stream, self._address)
+        self._executor = CudaExecutor(artifacts, context.driver, lambda: context.stream, self._places.address)
 
     def __enter__(self) -> CudaMachine:
         return self
@@ -96,7 +118,7 @@ class CudaMachine:
             LaunchError: the driver refuses (also raised by the function, with what a fault on the device looks like).
         """
         mirrors = tuple(self._mirror(name, carved) for name, carved in _distinct(inputs))
-        self._mirrors = mirrors  # `_address` looks there while the arguments are packed
+        self._places.mirrors = mirrors  # looked at while the arguments are packed
         launch = self._executor.prepare(plan.bind(inputs.tensors))
         entries = ", ".join(entry for artifact in self._artifacts for entry in artifact.abi)
 
@@ -135,17 +157,6 @@ class CudaMachine:
                 memory.fill(OUTSIDE_BYTE)
             self._high_pools[name, num_bytes] = memory
         return self._high_pools[name, num_bytes]
-
-    def _address(self, tensor: torch.Tensor) -> int:
-        """Address on the device of what a tensor on the host shows."""
-        host = tensor.data_ptr()
-        for mirror in self._mirrors:
-            start = mirror.parent.data_ptr() - mirror.offset
-            if mirror.first <= host < start + mirror.memory.num_bytes:
-                return mirror.memory.address + host - start
-        if not tensor.numel():
-            return 0
-        raise ValueError(f"a tensor at {host:#x} lies in none of the {len(self._mirrors)} mirrored allocations")
 
 
 def _distinct(inputs: Inputs) -> Iterable[tuple[str, Carved]]:

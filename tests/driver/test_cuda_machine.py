@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -155,7 +156,13 @@ def test_no_room_for_a_high_pool_is_not_a_failure() -> None:
 
 
 def test_the_device_has_its_memory_back_after_a_case(context: CudaContext) -> None:
-    result = on_stand_in(CudaPaged(), CudaPaged.config_type(), gate_case(), context)
+    """At once: high pools take gigabytes each, and the garbage collector may not come by for many cases."""
+    gc.collect()
+    gc.disable()
+    try:
+        result = on_stand_in(CudaPaged(), CudaPaged.config_type(), gate_case(Hazard.HIGH_POOL), context)
+        names = context.driver.names()
+    finally:
+        gc.enable()
     assert result.passed
-    names = context.driver.names()
-    assert names.count("cuMemAlloc") - names.count("cuMemFree") <= 12  # those of the last launch, at most
+    assert names.count("cuMemAlloc") == names.count("cuMemFree") > 0
