@@ -23,11 +23,17 @@ _LOG = logging.getLogger(__name__)
 
 
 class Workspaces:
-    """Scratch memory by name, shared by all launches on one stream: it grows to the largest and stays."""
+    """Scratch memory by name, shared by all launches on one stream: it grows to the largest and stays.
+
+    So does what it has outgrown, as long as this object lives: a CUDA graph that was captured over it holds its
+    address, and keeps nothing alive. It grows to twice its size at least: all that was outgrown is less than what is
+    in use.
+    """
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self._device = device
         self._memory: dict[str, torch.Tensor] = {}
+        self._outgrown: list[torch.Tensor] = []
 
     def take(self, plan: LaunchPlan) -> dict[str, torch.Tensor]:
         """Tensors for all workspaces of a plan, with undefined content."""
@@ -36,8 +42,10 @@ class Workspaces:
     def _view(self, name: str, spec: WorkspaceSpec) -> torch.Tensor:
         memory = self._memory.get(name)
         if memory is None or memory.numel() < spec.num_bytes:
-            memory = torch.empty(spec.num_bytes, dtype=torch.uint8, device=self._device)
-            self._memory[name] = memory
+            if memory is not None:
+                self._outgrown.append(memory)
+            num_bytes = max(spec.num_bytes, 0 if memory is None else 2 * memory.numel())
+            memory = self._memory[name] = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
         return memory[: spec.num_bytes].view(spec.dtype).view(spec.shape)
 
 
@@ -61,7 +69,8 @@ class PlannedOp:
         """A function that runs the op on `tensors` (`kernels/slots.py`), whose addresses are fixed with this.
 
         Batches smaller than the tensors are padded: a padded sequence has a context length of 0 and no query
-        token, a padded token a negative slot.
+        token, a padded token a negative slot. A CUDA graph that captures the function is valid as long as the tensors
+        and the op that planned this live.
 
         Raises:
             ValueError: a tensor is missing or has the wrong dtype, shape or strides; the message names it.

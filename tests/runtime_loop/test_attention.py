@@ -6,10 +6,12 @@ import math
 
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from pagedtune.kernels.bounds import Bounds
 from pagedtune.kernels.device import Device, DeviceKind
 from pagedtune.kernels.dtypes import DType
+from pagedtune.kernels.launch import LaunchPlan, WorkspaceSpec
 from pagedtune.kernels.pool_format import Layout, PoolFormat
 from pagedtune.kernels.problem import Problem
 from pagedtune.kernels.variant import Op
@@ -119,3 +121,15 @@ def test_workspaces_grow_and_are_shared() -> None:
     assert tuple(first.shape) == tuple(third.shape) == small.workspaces["partial_out"].shape
     assert tuple(second.shape) == large.workspaces["partial_out"].shape
     assert third.data_ptr() == second.data_ptr() != first.data_ptr()
+
+
+def test_outgrown_workspaces_stay_for_the_graphs_that_hold_their_addresses() -> None:
+    """Nothing but `Workspaces` refers to them here, as where a CUDA graph was captured over a launch."""
+    workspaces = Workspaces()
+    plans = [LaunchPlan((), {}, {"partial": WorkspaceSpec(torch.uint8, (size,))}) for size in (100, 101, 150, 1000)]
+    taken = [StorageWeakRef(workspaces.take(plan)["partial"].untyped_storage()) for plan in plans]
+    assert not any(memory.expired() for memory in taken)
+    assert workspaces.take(plans[1])["partial"].untyped_storage().nbytes() == 1000
+    assert len({memory.cdata for memory in taken}) == 3  # 150 bytes fit into the 200 that 101 asked for
+    del workspaces
+    assert all(memory.expired() for memory in taken)
