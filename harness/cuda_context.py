@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -129,16 +129,6 @@ class CudaContext:
             for name, handle in deferred:
                 self.discard(name, handle)
 
-    @contextlib.contextmanager
-    def timed(self) -> Iterator[Timer]:
-        """Times what is launched inside on this context's stream."""
-        timer = Timer(self)
-        timer.start()
-        try:
-            yield timer
-        finally:
-            timer.stop()
-
 
 class DeviceMemory:
     """Device memory, freed with `free` or when nothing refers to it any more.
@@ -226,6 +216,20 @@ class Timer:
     def stop(self) -> None:
         """Marks the end."""
         self._context.call("cuEventRecord", self._events[1], self._context.stream, doing="recording an event")
+
+    def around(self, graph: Graph) -> float | None:
+        """Microseconds of one replay; None on an emulated device: it has no time.
+
+        An untimed replay goes ahead. While the device is busy with it, the marks and the replay between them are
+        queued; an idle device would mark the beginning at once, and the host's way to the launch would be part of the
+        time.
+        """
+        if not self._context.emulated:
+            graph.replay()
+        self.start()
+        graph.replay()
+        self.stop()
+        return self.elapsed_us()
 
     def elapsed_us(self) -> float | None:
         """Microseconds between the marks, after waiting for the second; None on an emulated device: it has no time."""

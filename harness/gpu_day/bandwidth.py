@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from pagedtune.harness.cuda_context import CudaContext
+from pagedtune.harness.cuda_context import CudaContext, Timer
 from pagedtune.harness.gpu_day.device_tensors import DeviceTensors
 from pagedtune.harness.gpu_day.session import Session, introduce
 from pagedtune.harness.statistics import bootstrap_ci, median
@@ -88,13 +88,13 @@ def read_launches(
 ) -> list[Callable[[], None]]:
     """One launch of the reading kernel for each buffer."""
     executor = CudaExecutor((kernel,), context.driver, lambda: context.stream, tensors.address)
-    sink = tensors.empty((1,), torch.int32)
     num_bytes = buffers[0].numel()
     num_blocks = max(1, min(device.num_units * BLOCKS_PER_UNIT, num_bytes // VECTOR_BYTES // THREADS))
+    sink = tensors.empty((num_blocks,), torch.int32)
     args = (SlotArg("data"), ScalarArg(num_bytes // VECTOR_BYTES, CType.I64), SlotArg("sink"))
     slots = {
         "data": SlotSpec(torch.uint8, (num_bytes,), Access.IN),
-        "sink": SlotSpec(torch.int32, (1,), Access.INOUT),
+        "sink": SlotSpec(torch.int32, (num_blocks,), Access.OUT),
     }
     plan = LaunchPlan((KernelStep("read_all", (num_blocks, 1, 1), args, (THREADS, 1, 1)),), slots)
     return [executor.prepare(plan.bind({"data": buffer, "sink": sink})) for buffer in buffers]
@@ -128,10 +128,9 @@ def sample(
         graph.replay()
         context.synchronise()
     times_us: list[float] = []
+    timer = Timer(context)
     for _ in range(1 if session.dry else NUM_SAMPLES):
-        with context.timed() as timer:
-            graph.replay()
-        elapsed = timer.elapsed_us()
+        elapsed = timer.around(graph)
         if elapsed is not None:
             times_us.append(elapsed / number)
     return times_us

@@ -5,6 +5,7 @@ The parent must not have touched CUDA, nor have computed with torch: neither sur
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import select
@@ -12,8 +13,8 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +24,7 @@ class Ended:
     """How a child ended.
 
     Args:
-        status: `done`, `raised`, `crashed` or `timeout`.
+        status: `done`, `raised`, `crashed`, `stuck` (see `time_limit`) or `timeout`.
         value: what the function returned, if done.
         message: the exception with its place, or the signal.
         seconds: wall-clock time.
@@ -33,6 +34,20 @@ class Ended:
     value: Any = None
     message: str = ""
     seconds: float = 0.0
+
+
+_STUCK_EXIT = 1  # what faulthandler ends a process with; nothing else here does
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Ends this process, its stack on stderr, where the block is still running after `seconds`: even where it waits
+    for a kernel that never ends, which Python cannot be called back from."""
+    faulthandler.dump_traceback_later(seconds, exit=True, file=2)  # stderr itself, whatever Python makes of it
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 def run_in_child(function: Callable[[], Any], limit_s: float, nested: bool = False) -> Ended:
@@ -65,6 +80,8 @@ def run_in_child(function: Callable[[], Any], limit_s: float, nested: bool = Fal
     seconds = time.monotonic() - started
     if not in_time:
         return Ended("timeout", message=f"ended after {limit_s:.0f} s", seconds=seconds)
+    if not text and os.waitstatus_to_exitcode(code) == _STUCK_EXIT:
+        return Ended("stuck", message="did not end in its time", seconds=seconds)
     if not text:
         return Ended("crashed", message=f"ended without a word (wait status {code})", seconds=seconds)
     data = json.loads(text)

@@ -14,7 +14,7 @@ from typing import Any
 
 from pagedtune.harness.case import Case, Hazard, Level
 from pagedtune.harness.gate import run_case
-from pagedtune.harness.gpu_day.child import run_in_child
+from pagedtune.harness.gpu_day.child import run_in_child, time_limit
 from pagedtune.harness.gpu_day.session import Session
 from pagedtune.harness.listing import list_cases
 from pagedtune.kernels.catalogue import find_variant, variants_for
@@ -26,6 +26,7 @@ from pagedtune.kernels.variant import BuildError, Config, Op
 
 VARIANTS = tuple(variant.name for variant in variants_for(DeviceKind.CUDA, Op.ATTENTION))
 DRY_CASES = 3  # of each variant
+CASE_S = 30.0  # of one case, its compilation included: a kernel that never ends costs this much, not the whole stage
 MIN_BATCH_S = 3.0  # with less time left no further case is begun
 
 
@@ -119,7 +120,9 @@ def gate(session: Session) -> dict[str, Any]:
         first = len(session.journal.lines("gate"))
         ended = run_in_child(partial(_batch, session, planned[first:]), session.left_s - 1, nested=True)
         reached = len(session.journal.lines("gate"))
-        if ended.status in ("crashed", "timeout") and reached < len(planned) and session.left_s > MIN_BATCH_S:
+        if ended.status == "stuck" and reached < len(planned):
+            _record(session, planned[reached], Status.TIMEOUT, f"{ended.message}, {CASE_S:.0f} s")
+        elif ended.status in ("crashed", "timeout") and reached < len(planned) and session.left_s > MIN_BATCH_S:
             _record(session, planned[reached], Status.CRASHED, ended.message)
         elif ended.status == "raised" and reached == first:
             raise RuntimeError(ended.message)  # it is not about a case
@@ -140,7 +143,9 @@ def _batch(session: Session, planned: Sequence[Planned]) -> None:
             if session.left_s < MIN_BATCH_S:
                 return
             try:
-                result = run_case(find_variant(each.variant), each.configured(), each.case, session.device, machines)
+                variant, config = find_variant(each.variant), each.configured()
+                with time_limit(CASE_S):
+                    result = run_case(variant, config, each.case, session.device, machines)
             except BuildError as error:
                 _record(session, each, Status.BUILD_FAILED, str(error))
                 continue

@@ -88,15 +88,24 @@ def _timings(journal: Journal) -> Lines:
 
 def _counters(journal: Journal) -> Lines:
     for line in journal.lines("counters"):
-        reads = sum(step["read_sectors"] for step in line["virtual"].values())
-        instructions = sum(step["warp_instructions"] for step in line["virtual"].values())
-        virtual = f"virtual GPU {reads} read sectors, {instructions} PTX warp instructions"
-        yield f"counters {line['candidate'].split()[0]}, {line['cell']}: {virtual}; ncu: {_measured(line)}"
+        told = f"virtual GPU: {_emulated(line)}; ncu: {_measured(line)}"
+        yield f"counters {line['candidate'].split()[0]}, {line['cell']}: {told}"
+
+
+def _emulated(line: dict[str, Any]) -> str:
+    if line["virtual"] is None:
+        return _none(line["virtual_reason"])
+    sums = (sum(step[name] for step in line["virtual"].values()) for name in ("read_sectors", "warp_instructions"))
+    return "{} read sectors, {} PTX warp instructions".format(*sums)
+
+
+def _none(reason: str) -> str:
+    return f"none ({reason.splitlines()[0] if reason else 'no reason given'})"
 
 
 def _measured(line: dict[str, Any]) -> str:
     if not line["ncu"]:
-        return f"none ({line['reason'].splitlines()[0] if line['reason'] else 'no reason given'})"
+        return _none(line["reason"])
     names = ("lts__t_sectors_srcunit_tex_op_read.sum", "smsp__inst_executed.sum")
     sums = (sum(step.get(name, 0.0) for step in line["ncu"].values()) for name in names)
     return "{:.0f} L2 read sectors, {:.0f} SASS warp instructions".format(*sums)

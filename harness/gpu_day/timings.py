@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from pagedtune.harness.cuda_context import CudaContext, Graph, Timer
@@ -12,6 +13,7 @@ from pagedtune.harness.gpu_day import facts
 from pagedtune.harness.gpu_day.bandwidth import ASSUMED_L2_BYTES, COLD_FACTOR, NO_TIME, WARM_UP_S, in_turn
 from pagedtune.harness.gpu_day.batch import Batch
 from pagedtune.harness.gpu_day.cells import CELLS, DRY_CELLS, Candidate, Cell, candidates
+from pagedtune.harness.gpu_day.child import run_in_child
 from pagedtune.harness.gpu_day.session import Session, introduce
 from pagedtune.harness.nvml import Nvml, find_nvml
 from pagedtune.harness.roofline import floor_us
@@ -23,6 +25,7 @@ from pagedtune.kernels.variant import BuildError
 MIN_LAUNCHES = 12  # of one replay: the two events around it cost about a microsecond
 MIN_CLOCK_SHARE = 0.75  # of the base clock, below which a sample is not believed
 MIN_CELL_S = 5.0
+OVERTIME_S = 10.0  # for what a cell does before it is timed, in case nothing of it has been built yet
 
 
 @dataclass(frozen=True)
@@ -53,10 +56,7 @@ class GraphSampler:
     def sample(self, candidate: int) -> Sample:
         """Time of one launch in microseconds, over one replay."""
         entrant = self._entrants[candidate]
-        self._timer.start()
-        entrant.graph.replay()
-        self._timer.stop()
-        elapsed_us = self._timer.elapsed_us()
+        elapsed_us = self._timer.around(entrant.graph)
         if elapsed_us is None:
             raise RuntimeError(NO_TIME)
         clock = self._nvml.sm_clock_mhz() if self._nvml else None
@@ -83,16 +83,26 @@ def run(session: Session) -> dict[str, Any]:
     """Times each cell for an equal part of what is left."""
     cells = DRY_CELLS if session.dry else CELLS
     done = 0
+    for index, cell in enumerate(cells):
+        limit_s = session.left_s / (len(cells) - index)
+        if not session.dry and limit_s < MIN_CELL_S:
+            session.journal.add("timings", cell=cell.name, status="not_run", reason="no time left")
+            continue
+        # A process of its own: a launch that never ends or breaks the context costs one cell, not those after it.
+        most_s = min(limit_s + OVERTIME_S, session.left_s - 1)
+        ended = run_in_child(partial(_in_own_context, session, cell, limit_s), most_s, nested=True)
+        if ended.status == "done":
+            done += 1
+        else:
+            status = "timeout" if ended.status == "timeout" else "crashed"
+            session.journal.add("timings", cell=cell.name, status=status, reason=ended.message[:600])
+    return {"cells": len(cells), "done": done}
+
+
+def _in_own_context(session: Session, cell: Cell, limit_s: float) -> None:
     with session.open() as context:
         nvml = None if session.dry else find_nvml(facts.pci_bus_id(context))
-        for index, cell in enumerate(cells):
-            limit_s = session.left_s / (len(cells) - index)
-            if not session.dry and limit_s < MIN_CELL_S:
-                session.journal.add("timings", cell=cell.name, status="not_run", reason="no time left")
-                continue
-            _time_cell(session, context, cell, nvml, limit_s)
-            done += 1
-    return {"cells": len(cells), "done": done}
+        _time_cell(session, context, cell, nvml, limit_s)
 
 
 def _time_cell(session: Session, context: CudaContext, cell: Cell, nvml: Nvml | None, limit_s: float) -> None:
@@ -133,6 +143,7 @@ def _enter(
         error = batch.worst_error(session.seed)
     except (BuildError, DriverError, ValueError) as problem:
         session.journal.add("timings", **head, **_names(candidate), status="crashed", reason=str(problem)[:600])
+        context.synchronise("launching after a failure")  # in a context that is lost, all others would seem to fail
         return None
     if error > 1:
         reason = f"{error:.2f} times the allowed error"

@@ -12,13 +12,14 @@ import pytest
 from driver_kernels import H100
 from vgpu_attention import require_compiler
 
-from pagedtune.harness.cuda_context import CudaContext
+from pagedtune.harness.cuda_context import CudaContext, Timer
 from pagedtune.harness.gpu_day import bandwidth, timings, tools
 from pagedtune.harness.gpu_day.cells import DRY_CELLS, candidates
 from pagedtune.harness.gpu_day.journal import Journal
 from pagedtune.harness.gpu_day.session import Session
 from pagedtune.harness.gpu_day.summary import summarise
 from pagedtune.harness.standin_driver import StandInDriver
+from pagedtune.kernels.variant import BuildError
 
 (CELL,) = DRY_CELLS
 
@@ -30,6 +31,23 @@ class Clocked(StandInDriver):
 
     def cuEventElapsedTime(self, start: Any, end: Any) -> tuple[Any, float]:
         return self.CUresult.CUDA_SUCCESS, 0.010 * (1 + len(self.launches) % 3 / 1000)
+
+
+def test_the_device_is_busy_while_a_timed_replay_is_queued() -> None:
+    """Else the host's way from the first mark to the launch would be part of the time."""
+    driver = Clocked(H100)
+    driver.cuInit(0)
+    with CudaContext(driver) as context:
+        graph, timer = context.capture(lambda: None), Timer(context)
+        before = len(driver.calls)
+        assert timer.around(graph) == pytest.approx(10, rel=0.01)
+        assert [call.name for call in driver.calls[before:]] == [
+            "cuGraphLaunch",
+            "cuEventRecord",
+            "cuGraphLaunch",
+            "cuEventRecord",
+            "cuEventSynchronize",
+        ]
 
 
 @pytest.fixture
@@ -105,6 +123,7 @@ def test_ncu_is_asked_for_less_where_it_does_not_know_a_metric(
     require_compiler("triton_split")
     row = '"0","attention_split(int)","lts__t_sectors_srcunit_tex_op_read.sum","sector","1,024"'
     script = (
+        'case "$*" in *"--print-units base --clock-control none"*);; *) exit 2;; esac\n'
         'case "$*" in *l1tex__*) echo "==ERROR== Failed to find metric l1tex"; exit 1;; esac\n'
         f"""printf '%s\\n' '"ID","Kernel Name","Metric Name","Metric Unit","Metric Value"' '{row}'"""
     )
@@ -128,6 +147,24 @@ def test_ncu_without_permission_is_a_reason(session: Session, tmp_path: Path, mo
     assert session.journal.lines("counters")[0]["reason"] == "ncu ended with 1: ==ERROR== ERR_NVGPUCTRPERM"
 
 
+def test_ncu_counts_where_nothing_can_be_emulated(
+    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_compiler(*_: Any) -> None:
+        raise BuildError("no C++ compiler found: install g++ or clang++")
+
+    row = '"0","attention_split(int)","lts__t_sectors_srcunit_tex_op_read.sum","sector","1,024"'
+    header = '"ID","Kernel Name","Metric Name","Metric Unit","Metric Value"'
+    monkeypatch.setattr(tools, "tool", fake_tool(tmp_path, f"printf '%s\\n' '{header}' '{row}'"))
+    monkeypatch.setattr(tools, "virtual_counters", no_compiler)
+    tools.counters(session)
+    for line in session.journal.lines("counters"):
+        assert line["virtual"] is None
+        assert line["virtual_reason"] == "BuildError: no C++ compiler found: install g++ or clang++"
+        assert line["ncu"] == {"attention_split": {"lts__t_sectors_srcunit_tex_op_read.sum": 1024.0}}
+    assert "virtual GPU: none (BuildError: no C++" in summarise(session.journal)
+
+
 def test_what_the_sanitizer_finds_is_told_from_what_stops_it(
     session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,7 +172,7 @@ def test_what_the_sanitizer_finds_is_told_from_what_stops_it(
     monkeypatch.setattr(tools, "tool", fake_tool(tmp_path, script))
     assert tools.sanitizer(session) == {"memcheck": "clean", "racecheck": "errors", "synccheck": "failed"}
     clean, errors, _ = session.journal.lines("sanitizer")
-    assert "-m pagedtune.harness.gpu_day.one_case gate 0 1 2" in clean["tail"]
+    assert "-m pagedtune.harness.gpu_day.one_case gate 0 1 2 3" in clean["tail"]
     assert errors["tail"] == "hazard"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,7 +16,7 @@ from driver_kernels import H100
 from vgpu_attention import require_compiler
 
 from pagedtune.harness.case import Hazard
-from pagedtune.harness.cuda_context import CudaContext, Timer
+from pagedtune.harness.cuda_context import CudaContext, Graph, Timer
 from pagedtune.harness.gpu_day import bandwidth, gate, timings
 from pagedtune.harness.gpu_day.batch import Batch
 from pagedtune.harness.gpu_day.cells import CELLS, DRY_CELLS, Candidate, candidates
@@ -103,6 +104,31 @@ def test_a_launch_that_the_driver_refuses_is_a_line(session: Session, context: C
     assert "build for this GPU's compute capability" in line["reason"]
 
 
+def test_a_lost_context_costs_its_cell_and_no_other(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that broke it is named; what would have come after it in this context is not said to have failed."""
+    require_compiler("cuda_paged")
+    broken, sound = replace(CELL, name="broken"), replace(CELL, name="sound")
+    real_replay = Graph.replay
+
+    def replay(self: Graph) -> None:
+        real_replay(self)
+        if not session.journal.lines("timings"):
+            self._context.driver.here.error = "CUDA_ERROR_ILLEGAL_ADDRESS"
+
+    monkeypatch.setattr(Graph, "replay", replay)
+    monkeypatch.setattr(timings, "DRY_CELLS", (broken, sound))
+    monkeypatch.setattr(timings, "candidates", lambda *_: [Candidate(CudaPaged(), CudaPaged.config_type())] * 2)
+    assert timings.run(session) == {"cells": 2, "done": 1}
+    lines = session.journal.lines("timings")
+    assert [(line["cell"], line["status"], "candidate" in line) for line in lines] == [
+        ("broken", "crashed", True),
+        ("broken", "crashed", False),
+        ("sound", "passed", True),
+        ("sound", "passed", True),
+    ]
+    assert "launching after a failure: CUDA_ERROR_ILLEGAL_ADDRESS" in lines[1]["reason"]
+
+
 @pytest.mark.parametrize(("clock", "disturbed"), [(1200, False), (1190, True), (None, False)])
 def test_a_sample_at_a_low_clock_is_disturbed(
     clock: int | None, disturbed: bool, context: CudaContext, monkeypatch: pytest.MonkeyPatch
@@ -133,6 +159,8 @@ def test_the_reading_kernel_reads_every_byte_once(context: CudaContext, session:
     """Each thread adds the exclusive or of four words for each of its vectors; the sum over the buffer is known."""
     require_compiler("cuda_paged")
     kernel = bandwidth.read_kernel(H100)
+    assert kernel.ptx_path is not None
+    assert ".global.add" not in kernel.ptx_path.read_text()  # all warps would queue for one place
     context.driver.know(kernel)
     tensors = DeviceTensors(context)
     words = torch.zeros(5 * 1024 + 12, dtype=torch.int32)
@@ -141,10 +169,9 @@ def test_the_reading_kernel_reads_every_byte_once(context: CudaContext, session:
     small = replace(H100, num_units=1)
     (launch,) = bandwidth.read_launches(context, small, kernel, tensors, [buffer])
     sink = next(t for t, _ in tensors._memory.values() if t.dtype == torch.int32)
-    tensors.memory(sink).fill(0)
     launch()
     context.synchronise()
-    assert tensors.fetch(sink).item() == sum(range(len(words) // 4))
+    assert tensors.fetch(sink).sum() == sum(range(len(words) // 4))
     assert context.driver.faults == []
 
 
@@ -194,6 +221,25 @@ def test_the_gate_goes_on_after_cases_that_raise_or_end_the_process(
     total = 3 * len(gate.VARIANTS)
     assert counts == {"planned": total, "run": total, "build_failed": 1, "crashed": 2, "passed": total - 3}
     assert len(contexts) == 3  # a fresh one after the fault and after the crash
+
+
+def test_a_case_that_never_ends_is_recorded_and_costs_its_own_time(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a kernel that waits for ever: nothing in the process can be asked to give up."""
+
+    def fake_case(variant: Any, config: Any, case: Any, device: Any, machines: Any) -> CaseResult:
+        if len(session.journal.lines("gate")) == 1:
+            ctypes.PyDLL(None).sleep(100)  # keeps the interpreter's lock
+        return CaseResult(case.key, Status.PASSED)
+
+    monkeypatch.setattr(gate, "run_case", fake_case)
+    monkeypatch.setattr(gate, "CASE_S", 0.5)
+    counts = gate.gate(session)
+    total = 3 * len(gate.VARIANTS)
+    assert counts == {"planned": total, "run": total, "passed": total - 1, "timeout": 1}
+    stuck = session.journal.lines("gate")[1]
+    assert (stuck["status"], stuck["reason"]) == ("timeout", "did not end in its time, 0 s")
 
 
 def test_variants_take_turns_and_the_order_is_by_lot(session: Session) -> None:

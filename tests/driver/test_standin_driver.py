@@ -11,7 +11,7 @@ import torch
 from driver_bench import OUT, Bench, MakeArtifact, mixed_plan
 from driver_kernels import H100, MIXED, MIXED_ABI, STORE, STORE_ABI
 
-from pagedtune.harness.cuda_context import CudaContext
+from pagedtune.harness.cuda_context import CudaContext, Timer
 from pagedtune.harness.standin_driver import StandInDriver
 from pagedtune.harness.vgpu.report import FaultKind
 from pagedtune.kernels.cuda_driver import DriverError
@@ -171,9 +171,8 @@ def test_copies_stay_within_an_allocation(context: CudaContext) -> None:
 
 def test_nothing_takes_time_here(context: CudaContext) -> None:
     memory = context.allocate(8)
-    with context.timed() as timer:
-        memory.fill(1)
-    assert timer.elapsed_us() is None
+    timer = Timer(context)
+    assert timer.around(context.capture(lambda: memory.fill(1))) is None
     assert status(context.driver.cuEventElapsedTime(*timer._events)) == "CUDA_ERROR_NOT_SUPPORTED"
 
 
