@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .arrays import BoolArray, IntArray
+from .errors import StepError
 from .kv_ledger import KVLedger
 from .plan import WITHHELD, StepOutput, StepPlan
 from .roster import Roster
@@ -26,6 +27,10 @@ class Collector:
 
     def take(self, plan: StepPlan, values: IntArray, logs: LogProbs) -> StepOutput:
         """Ends the oldest step in flight; `values` and `logs` are one for each token that it sampled."""
+        withheld = values.size > 0 and int(np.minimum.reduce(values)) == WITHHELD
+        if withheld:
+            self._require_last(plan, values)
+            self._roster.epoch += 1  # whoever pauses is not in the next step
         if plan.num_samples is not None:
             return self._verify(plan, plan.num_samples, values, logs)
         state = self._rows
@@ -36,18 +41,14 @@ class Collector:
                 index = rows = rows[plan.samples]
                 request_ids = request_ids[plan.samples]
         else:
-            alive = state.ticket[plan.rows] == plan.tickets
+            alive = self._alive(plan)
             self._ledger.finish_step(plan.step, plan.rows[alive], plan.ends[alive])
             sampled = alive[plan.samples]
             values, logs = values[sampled], None if logs is None else logs[sampled]
             index = rows = plan.rows[plan.samples & alive]
             request_ids = state.request_ids[rows]
-        if self._roster.sharing is not None and plan.num_decodes < plan.rows.size:
-            for row in plan.rows[(plan.query_lens > 1) & (state.ticket[plan.rows] == plan.tickets)].tolist():
-                self._roster.sharing.store(row)  # chunks of prompts, for those that come meanwhile
-        if self._ledger.window is not None and plan.bounds.max_query_len > 1:
-            self._ledger.trim(plan.rows[state.ticket[plan.rows] == plan.tickets])
-        if values.size and int(np.minimum.reduce(values)) == WITHHELD:
+        self._after_chunks(plan)
+        if withheld:
             given = values != WITHHELD
             state.num_pending[rows[~given]] -= 1
             index = rows = rows[given]
@@ -56,6 +57,31 @@ class Collector:
         if logs is not None:
             state.push_logprobs(rows, logs)
         return StepOutput(request_ids, values, self._finish(rows, full, stopped), logs)
+
+    def _require_last(self, plan: StepPlan, values: IntArray) -> None:
+        """Raises StepError if a step in flight goes on from a token that is withheld."""
+        counts = plan.samples.astype(np.int64) if plan.num_samples is None else plan.num_samples
+        which = np.repeat(np.arange(plan.rows.size), counts)[values == WITHHELD]
+        rows = plan.rows[which]
+        gone_on = which[(self._rows.ticket[rows] == plan.tickets[which]) & (self._rows.num_pending[rows] > 1)]
+        if gone_on.size:
+            raise StepError(
+                f"step {plan.step} withholds a token of request {plan.request_ids[gone_on[0]]!r}, and a step in flight "
+                "goes on from it: before a step that may withhold is committed, schedule no other over its requests"
+            )
+
+    def _after_chunks(self, plan: StepPlan) -> None:
+        """Publishes the chunks of prompts of a step that has ended, and gives back what is behind the window."""
+        if self._roster.sharing is not None and plan.num_decodes < plan.rows.size:
+            for row in plan.rows[(plan.query_lens > 1) & self._alive(plan)].tolist():
+                self._roster.sharing.store(row)  # for those that come meanwhile
+        if self._ledger.window is not None and plan.bounds.max_query_len > 1:
+            self._ledger.trim(plan.rows[self._alive(plan)])
+
+    def _alive(self, plan: StepPlan) -> BoolArray:
+        """Which rows of a plan still have its sequences."""
+        alive: BoolArray = self._rows.ticket[plan.rows] == plan.tickets
+        return alive
 
     def give(self, row: int, token: int) -> Finished | None:
         """Takes a token that was withheld; the request's end, if it is the last one."""
@@ -79,7 +105,7 @@ class Collector:
     def _verify(self, plan: StepPlan, num_samples: IntArray, values: IntArray, logs: LogProbs) -> StepOutput:
         """Ends a step with drafts, sequence by sequence: each may take another number of tokens."""
         state, ledger = self._rows, self._ledger
-        alive = state.ticket[plan.rows] == plan.tickets
+        alive = self._alive(plan)
         ledger.finish_step(plan.step, plan.rows[alive], plan.ends[alive])
         starts = np.cumsum(num_samples) - num_samples
         request_ids: list[str] = []
@@ -90,17 +116,16 @@ class Collector:
             sequence = self._roster.rows_sequence(row)
             if count == 1:
                 state.num_pending[row] -= 1
-                if int(values[start]) == WITHHELD:
-                    continue
-            taken, stopped, full = state.verify(row, values[start : start + count])
+            taken, kept, stopped, full = state.verify(row, values[start : start + count])
             if logs is not None:
                 taken_logs.append(logs[start : start + taken.size])
                 state.set_logprobs(row, taken_logs[-1])
-            if taken.size < count:
-                ledger.truncate(row, int(plan.ends[i]) - count + taken.size)
+            if kept < count:
+                ledger.truncate(row, int(plan.ends[i]) - count + kept)
             request_ids += [sequence.request_id] * taken.size
             taken_tokens.append(taken)
             if stopped or full:
                 finished.append(self._roster.end(sequence, FinishReason.STOP if stopped else FinishReason.LENGTH))
-        kept = None if logs is None else np.concatenate(taken_logs)
-        return StepOutput(np.array(request_ids, object), np.concatenate(taken_tokens), tuple(finished), kept)
+        self._after_chunks(plan)  # only now are rejected drafts no longer among what is processed
+        joined = None if logs is None else np.concatenate(taken_logs)
+        return StepOutput(np.array(request_ids, object), np.concatenate(taken_tokens), tuple(finished), joined)

@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .arrays import BoolArray, IntArray, RowIndex
+from .plan import WITHHELD
 from .sampling import SamplingBatch
 from .sequence import MAX_STOP_TOKENS, Sequence
 
@@ -88,6 +89,7 @@ class RunningRows:
         if self.logprobs is None:
             self.logprobs = np.empty(self.tokens.shape, np.float32)
         start = sequence.prompt_len
+        self.logprobs[row, start : sequence.max_total_tokens] = np.nan  # of those for which the engine gives none
         self.logprobs[row, start : start + sequence.logprobs.size] = sequence.logprobs
 
     def vacate(self, sequence: Sequence) -> None:
@@ -117,13 +119,15 @@ class RunningRows:
         self.tokens[row, start : start + count] = tokens[:count]
         self.num_drafts[row] = count
 
-    def verify(self, row: int, sampled: IntArray) -> tuple[IntArray, bool, bool]:
+    def verify(self, row: int, sampled: IntArray) -> tuple[IntArray, int, bool, bool]:
         """Takes the tokens sampled after the last known one and after each draft of `row`.
 
-        Those up to the first that differs from its draft are what would have been sampled one by one.
+        Those up to the first that differs from its draft are what would have been sampled one by one. One that is
+        withheld differs from every draft: it ends them and is not taken.
 
         Returns:
-            The tokens taken, whether the last one is a stop token, and whether the row is full.
+            The tokens taken, how many of the inputs after which `sampled` came stay stored, whether the last one taken
+            is a stop token, and whether the row is full.
         """
         start, count = int(self.num_tokens[row]), sampled.size
         differs = np.flatnonzero(sampled[:-1] != self.tokens[row, start : start + count - 1])
@@ -131,10 +135,13 @@ class RunningRows:
         stops = np.flatnonzero(np.isin(taken, self._stop[: int(self._num_stops[row]), row]))
         if stops.size:
             taken = taken[: int(stops[0]) + 1]
+        kept = taken.size
+        if taken[-1] == WITHHELD:
+            taken = taken[:-1]
         end = start + taken.size
         self.tokens[row, start:end] = taken
-        self.num_tokens[row], self._last[row], self.num_drafts[row] = end, taken[-1], 0
-        return taken, bool(stops.size), end >= int(self._max_total[row])
+        self.num_tokens[row], self._last[row], self.num_drafts[row] = end, self.tokens[row, end - 1], 0
+        return taken, kept, bool(stops.size), end >= int(self._max_total[row])
 
     def prompts_left(self, rows: IntArray) -> IntArray:
         """Tokens that each of `rows` still has to store before it may be forked for another sample."""
