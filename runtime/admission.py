@@ -32,7 +32,8 @@ class Admission:
         head = roster.waiting[0]
         if head.family is not None or not roster.running.size:
             return True
-        return self._price(head)[0] + self._watermark <= self._available
+        spare = self._available - self._watermark
+        return self._price(head, most=spare)[0] <= spare
 
     def secure(self, counts: IntArray) -> tuple[IntArray, IntArray, list[str], bool]:
         """Preempts, or has rows sit out, until the free blocks suffice for `counts` more tokens of the running rows.
@@ -50,7 +51,7 @@ class Admission:
             free = allocator.num_free
             if needed <= free:
                 return rows, counts, preempted, sits_out or bool(preempted)
-            if allocator.num_fenced:
+            if allocator.num_fenced or (rows.size == 1 and allocator.steps_in_flight):  # it copies while they read
                 # Once more: who shares a block with one that sits out may now be the one that has to copy it.
                 counts = np.where((missing > 0) & (np.cumsum(missing) > free), 0, counts)
                 sits_out = True
@@ -60,8 +61,45 @@ class Admission:
             preempted.append(roster.preempt(int(rows[-1])))
             counts = counts[:-1]
 
-    def admit(self, rows: IntArray, counts: IntArray) -> tuple[IntArray, IntArray]:
-        """Takes sequences from the queue while rows, budget and blocks last; returns rows and counts with theirs."""
+    def is_stalled(self, counts: IntArray) -> bool:
+        """Whether nothing happens unless somebody is admitted: no step in flight, and all that run lack a token."""
+        return not self._allocator.steps_in_flight and not counts.any()
+
+    def admit(self, rows: IntArray, counts: IntArray, preempted: list[str]) -> tuple[IntArray, IntArray]:
+        """Takes sequences from the queue while rows, budget and blocks last; returns rows and counts with theirs.
+
+        Those that pause for a token may wait for relatives in the queue, as beams do. Where nothing else can go on,
+        such a relative overtakes, if need be at the expense of others that pause: `preempted` gets their names.
+        """
+        rows, counts = self._take_in_turn(rows, counts)
+        while self.is_stalled(counts) and (overtaken := self._make_way()) is not None:
+            preempted += overtaken
+            rows = self._roster.running
+            rows, counts = self._take_in_turn(rows, np.zeros(rows.size, np.int64))
+        return rows, counts
+
+    def _make_way(self) -> list[str] | None:
+        """Puts a relative of the sequences that pause at the head of the queue; returns whom that preempts, None where
+        there is no relative, or it stands there already and nobody else has blocks."""
+        roster = self._roster
+        running = [roster.rows_sequence(row) for row in roster.running.tolist()]
+        families = {sequence.family for sequence in roster.waiting}
+        family = next((each.family for each in running if each.family is not None and each.family in families), None)
+        if family is None:
+            return None
+        kin = next(sequence for sequence in roster.waiting if sequence.family is family)
+        preempted: list[str] = []
+        if roster.waiting[0] is kin:
+            others = [sequence.row for sequence in running if sequence.family is not family]
+            if not others:
+                return None
+            preempted.append(roster.preempt(others[-1]))
+        roster.waiting.remove(kin)
+        roster.waiting.appendleft(kin)
+        return preempted
+
+    def _take_in_turn(self, rows: IntArray, counts: IntArray) -> tuple[IntArray, IntArray]:
+        """`admit` with nobody overtaking."""
         roster, state = self._roster, self._roster.rows
         scheduled = self._ledger.stored[rows]
         whole = np.maximum(scheduled + counts, state.num_tokens[rows]) - scheduled
@@ -74,8 +112,11 @@ class Admission:
             if fork is not None and fork.later:
                 break  # a step or two, and it shares what a relative is computing now
             alone = roster.running.size == 0
-            spare = free - (0 if alone else self._watermark)
+            grows = not alone and (chunks or not self.is_stalled(counts))
+            spare = free - (self._watermark if grows else 0)
             needed, match = self._price(sequence, fork, spare)
+            if needed > spare and self._shares_instead(sequence, spare):
+                continue
             if needed > spare:
                 if alone and not self._allocator.steps_in_flight:
                     raise PoolExhausted(needed, free, 0, self._allocator.num_reserved)
@@ -126,7 +167,9 @@ class Admission:
         sharing = self._roster.sharing
         match = sharing.match(sequence) if sharing is not None and fork is None else None
         if sharing is None or match is None:
-            return self._blocks_of(sequence, fork.position if fork else 0), None
+            parked = sequence.parked
+            skipped = parked.first_block * self._ledger.tables.block_size if parked else 0
+            return self._blocks_of(sequence, fork.position if fork else skipped), None
         needed = self._blocks_of(sequence, match.num_tokens(sharing.cache.block_size)) + match.num_idle
         if match.copy is not None:
             if most is None or needed + 1 <= most:
@@ -138,8 +181,16 @@ class Admission:
         """Blocks that a waiting sequence takes from the free ones: for all its tokens and the next one."""
         size = self._ledger.tables.block_size
         most = min(sequence.tokens.size + 1, sequence.request.max_stored_tokens)
-        skipped = sequence.parked.first_block if sequence.parked else 0
-        return blocks_for(most, size) - max(shared_tokens // size, skipped)
+        return blocks_for(most, size) - shared_tokens // size
+
+    def _shares_instead(self, sequence: Sequence, spare: int) -> bool:
+        """Whether a sequence in host memory, where it shares no block, fits beside a running relative; then it gives
+        up what it has there."""
+        fork = self._roster.fork_point(sequence) if sequence.parked is not None else None
+        if fork is None or self._blocks_of(sequence, fork.position) > spare:
+            return False
+        self._roster.unpark(sequence)
+        return True
 
     def _bring(self, sequence: Sequence, row: int, fork: ForkPoint | None, match: PrefixMatch | None = None) -> None:
         """Gives a sequence that has just got a row what it need not compute."""

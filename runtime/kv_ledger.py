@@ -143,7 +143,9 @@ class KVLedger:
         self._limit[row] = self.stored[row]
         self._asking.add(row)
 
-    def adopt(self, row: int, blocks: IntArray, num_tokens: int, first_block: int = 0) -> None:
+    def adopt(
+        self, row: int, blocks: IntArray, num_tokens: int, first_block: int = 0, overwrites: bool = False
+    ) -> None:
         """Lets the empty `row` hold `num_tokens` processed tokens in `blocks`, whose references become the row's.
 
         For what a prefix cache found or a swap brought back. If others share the last block, it is copied before
@@ -154,12 +156,14 @@ class KVLedger:
             blocks: those that hold the tokens, from `first_block` on.
             num_tokens: more than the blocks before the last one hold.
             first_block: blocks before them that were given back behind the window.
+            overwrites: whether the last block holds tokens of somebody else behind those of the row.
         """
         self.tables.skip(row, first_block)
         self.tables.append(row, blocks.size, blocks)
         self.tables.set_context_lens(as_ints(row), as_ints(num_tokens))
         self.processed[row] = num_tokens
         self.ask_before_writing(row)
+        self._overwrites[row] = overwrites
 
     def release(self, row: int) -> None:
         """Empties `row` and drops its references."""

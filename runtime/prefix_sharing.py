@@ -59,7 +59,7 @@ class PrefixSharing:
         self._ledger.allocator.add_reference(copied)
         if match.blocks.size or copied:
             blocks = np.concatenate((match.blocks, copied)).astype(np.int64)
-            self._ledger.adopt(row, blocks, match.num_tokens(self.cache.block_size))
+            self._ledger.adopt(row, blocks, match.num_tokens(self.cache.block_size), overwrites=bool(copied))
 
     def begin(self, row: int, sequence: Sequence) -> None:
         """Lets a row that brings its own K and V, from host memory, leave them in the cache later."""

@@ -107,6 +107,11 @@ class Scheduler:
         """Whether any request is waiting or running."""
         return bool(self.roster.live)
 
+    @property
+    def most_blocks(self) -> int:
+        """Blocks that live requests can have together: all but those reserved and those that pins may keep."""
+        return self.allocator.num_blocks - self.allocator.num_reserved - self._pinned_most
+
     def add(self, request: Request) -> None:
         """Queues a request.
 
@@ -121,8 +126,7 @@ class Scheduler:
 
     def _require_fits(self, request: Request) -> None:
         needed = blocks_for(request.max_stored_tokens, self.tables.block_size)
-        kept = self.allocator.num_reserved + self._pinned_most
-        most = min(self.allocator.num_blocks - kept, self.tables.max_blocks)
+        most = min(self.most_blocks, self.tables.max_blocks)
         if needed > most:
             raise RequestTooLarge(
                 f"request {request.request_id!r} stores up to {request.max_stored_tokens} tokens: {needed} blocks of "
@@ -149,13 +153,15 @@ class Scheduler:
             plan: the oldest in flight, as `schedule` of this scheduler returned it, or `dataclasses.replace` of it.
             tokens: int [num_sampled]: one for each sequence that samples, in order; array, tensor or list.
                 Tokens of sequences that were cancelled or preempted in the meantime are dropped. -1 withholds one: its
-                sequence pauses until `give`, and where it is preempted meanwhile, it samples once more.
+                sequence pauses until `give`, and where it is preempted meanwhile, it samples once more. A sequence
+                of which the other step in flight computes the next token has gone on already: that is refused.
             logprobs: [num_sampled]: log probability of each, for those that ask.
 
         Raises:
             InvalidToken: one is outside the vocabulary; it names whose. The step is still in flight.
             ValueError: another number of tokens, or one that is no integer; the step is still in flight.
-            StepError: another step must end first, or the plan is another scheduler's.
+            StepError: another step must end first, the plan is another scheduler's, or a token is withheld from which
+                a step in flight goes on; the step is still in flight.
         """
         self._require_own(plan)
         values = sampled_tokens(plan, tokens, self.config.vocab_size)
@@ -348,12 +354,12 @@ class Scheduler:
         """Chunks of prompts, admissions and preemptions beside the next tokens of the others."""
         self._batch = None  # it counts along the longest context
         self.ledger.trim(self.roster.running)
-        self._has_drafts = False
         rows, counts, preempted, short = self._admission.secure(self._with_drafts(self._grant()))
-        if self.roster.waiting and not short:
-            rows, counts = self._admission.admit(rows, counts)
+        if self.roster.waiting and (not short or self._admission.is_stalled(counts)):
+            rows, counts = self._admission.admit(rows, counts, preempted)
         counts = self._admission.settle(rows, counts)
         self._drop_stale_drafts(rows, counts)
+        self._has_drafts = False  # only now: what raises above leaves drafts behind, and they need this again
         chosen = counts > 0
         if not chosen.any():
             return None
