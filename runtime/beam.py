@@ -68,7 +68,8 @@ class BeamSearch:
 
     Its beams withhold their tokens: when all of them have run, the best continuations of all become the beams of
     the next length. A beam that goes on twice is forked, one that does not is cancelled. Beams that lost their
-    blocks meanwhile are waited for.
+    blocks meanwhile are waited for. An engine that keeps two steps in flight commits one over its beams before it
+    schedules the next: from a withheld token none can go on.
 
     Args:
         request: prompt, longest output and stop tokens; sampling parameters are not used.
@@ -94,18 +95,16 @@ class BeamSearch:
                 f"request {self.request.request_id!r} has n={self.request.n}: a beam search draws no samples, and "
                 "returns as many outputs as beams; leave n at 1"
             )
-        size, count = scheduler.tables.block_size, self.params.num_beams
+        size, count, most = scheduler.tables.block_size, self.params.num_beams, scheduler.most_blocks
         shared = (len(self.request.prompt) - 1) // size
         needed = shared + count * (blocks_for(self.request.max_stored_tokens, size) - shared)
-        most = scheduler.allocator.num_blocks - scheduler.allocator.num_reserved
         if needed > most or count > scheduler.tables.max_num_seqs:
             raise RequestTooLarge(
                 f"request {self.request.request_id!r}: {count} beams take up to {needed} blocks and {count} rows; "
                 f"there are {most} and {scheduler.tables.max_num_seqs}. Fewer beams, a shorter output or a larger pool"
             )
-        # One token more than asked for, so that the search and not the scheduler ends the last ones.
-        plain = self.request.with_changes(stop_token_ids=(), max_new_tokens=self.request.max_new_tokens + 1)
-        scheduler.add(plain)
+        # Its last token is withheld like the others and never given: not the scheduler ends it, but the search.
+        scheduler.add(self.request.with_changes(stop_token_ids=()))
         self._beams[self.request.request_id] = _Beam(0.0, ())
 
     def withhold(self, plan: StepPlan, logits: torch.Tensor, tokens: torch.Tensor) -> None:
@@ -113,7 +112,7 @@ class BeamSearch:
         names = plan.request_ids[plan.samples].tolist()
         if plan.num_samples is not None:
             names = np.repeat(plan.request_ids, plan.num_samples).tolist()
-        for i, name in enumerate(names):
+        for i, name in reversed([*enumerate(names)]):  # the first one counts of those that sample after drafts too
             if (beam := self._beams.get(name)) is not None:
                 best = torch.log_softmax(logits[i].float(), dim=-1).topk(self._width(logits.shape[1]))
                 beam.candidates = (best.values, best.indices)
@@ -183,20 +182,29 @@ class BeamSearch:
 
     def _continue(self, scheduler: Scheduler, chosen: list[tuple[float, str, int]]) -> None:
         """Forks parents that go on more than once, drops those that do not, and hands the tokens in."""
-        before, self._beams = self._beams, {}
+        before, after = self._beams, dict[str, _Beam]()
         in_place: dict[str, int] = {}
         for score, parent, token in chosen:
             beam = _Beam(score, (*before[parent].tokens, token))
             if parent not in in_place:
                 in_place[parent] = token
-                self._beams[parent] = beam
+                after[parent] = beam
                 continue
-            self._num_forks += 1
-            name = f"{self.request.request_id}~{self._num_forks}"
+            name = self._unused_name(scheduler)
             scheduler.fork(parent, name, tokens=(token,))
-            self._beams[name] = beam
+            after[name] = beam
+            self._beams = before | after  # all that run, for `cancel`, should the next fork be refused
+        self._beams = after
         for name in before:
             if name in in_place:
                 scheduler.give(name, in_place[name])
             else:
                 scheduler.cancel(name)
+
+    def _unused_name(self, scheduler: Scheduler) -> str:
+        """A name for a fork that no live request has."""
+        while True:
+            self._num_forks += 1
+            name = f"{self.request.request_id}~{self._num_forks}"
+            if name not in scheduler.roster.live:
+                return name

@@ -263,7 +263,7 @@ class DecodeLoop:
             RequestTooLarge: the pool does not hold all beams at their longest, or the model not the longest.
             InvalidRequest: as for `add`.
         """
-        self._require_short(request.with_changes(max_new_tokens=request.max_new_tokens + 1))
+        self._require_short(request)
         search = BeamSearch(request, params)
         search.start(self.scheduler)
         self._searches.append(search)
