@@ -9,7 +9,7 @@ import pytest
 import torch
 from small_scheduler import commit, make, next_plan, request, shape
 
-from pagedtune.runtime.errors import InvalidRequest, RequestFinished, UnknownRequest
+from pagedtune.runtime.errors import InvalidRequest, RequestFinished, StepError, UnknownRequest
 from pagedtune.runtime.roster import REMEMBERED
 from pagedtune.runtime.sampling import SamplingParams
 from pagedtune.runtime.sequence import FinishReason, Request, Sequence
@@ -107,6 +107,89 @@ def test_a_withheld_token_pauses_its_sequence_until_it_is_given() -> None:
     assert plan.input_ids[plan.request_ids.tolist().index("a")] == 5
     with pytest.raises(InvalidRequest, match="'a' lacks no token"):
         scheduler.give("a", 5)
+
+
+def test_a_withheld_token_pauses_amid_steps_of_one_token_each() -> None:
+    scheduler = make()
+    for name in ("a", "b"):
+        scheduler.add(request(name, 2, 8))
+    for _ in range(2):
+        commit(scheduler, next_plan(scheduler))
+    scheduler.commit(next_plan(scheduler), [-1, 7])
+    assert shape(next_plan(scheduler)) == {"b": 1}
+
+
+@pytest.mark.parametrize(("sampled", "taken"), [([-1, -1, -1], []), ([5, -1, -1], [5]), ([8, -1, 6], [8])])
+def test_a_withheld_token_ends_the_drafts(sampled: list[int], taken: list[int]) -> None:
+    scheduler = make()
+    scheduler.add(request("a", 4))
+    commit(scheduler, next_plan(scheduler), 9)
+    scheduler.speculate("a", [5, 6])
+    assert scheduler.commit(next_plan(scheduler), sampled).tokens.tolist() == taken
+    scheduler.check()
+    assert scheduler.lacks_token("a") == (sampled[0] != 8), "a draft that was wrong is followed by no token"
+    if scheduler.lacks_token("a"):
+        scheduler.give("a", 4)
+        taken = [*taken, 4]
+    plan = next_plan(scheduler)
+    assert (plan.input_ids.tolist(), plan.positions.tolist()) == (taken[-1:], [4 + len(taken)])
+
+
+def test_no_token_is_withheld_from_which_a_step_goes_on() -> None:
+    scheduler = make()
+    scheduler.add(request("a", 4))
+    first, second = next_plan(scheduler), next_plan(scheduler)
+    with pytest.raises(StepError, match="withholds a token of request 'a', and a step in flight goes on from it"):
+        scheduler.commit(first, [-1])
+    commit(scheduler, first, 5)
+    scheduler.commit(second, [-1])
+    assert scheduler.lacks_token("a")
+
+
+def test_a_token_without_log_probability_says_so() -> None:
+    scheduler = make()
+    scheduler.add(request("a", 4, 4, logprobs=True))
+    commit(scheduler, next_plan(scheduler))
+    assert scheduler.rows.logprobs is not None
+    scheduler.rows.logprobs[:] = 123.0  # of whoever had the row before
+    scheduler.preempt("a")
+    for _ in range(2):
+        commit(scheduler, next_plan(scheduler))
+    logprobs = scheduler.cancel("a").logprobs
+    assert logprobs is not None
+    assert np.isnan(logprobs[1:]).all()
+
+
+def test_a_fork_that_may_not_overwrite_waits_for_the_step_that_reads() -> None:
+    scheduler = make(num_blocks=2)
+    scheduler.add(request("a", 6, 2))
+    commit(scheduler, next_plan(scheduler))
+    plan = next_plan(scheduler)
+    scheduler.fork("a", "b", position=6, tokens=(4,))
+    scheduler.cancel("a")
+    assert scheduler.schedule() is None, "b fills the block that the step in flight reads, and there is no other"
+    scheduler.commit(plan, [9])
+    assert shape(next_plan(scheduler)) == {"b": 1}
+
+
+def test_drafts_of_a_step_that_could_not_be_planned_are_not_taken_for_later_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scheduler = make()
+    scheduler.add(request("a", 4, 4))
+    commit(scheduler, next_plan(scheduler))
+    scheduler.speculate("a", [1, 2])
+    scheduler.add(request("b", 4))
+    with monkeypatch.context() as patch:
+        patch.setattr(scheduler.roster, "enter", lambda sequence: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            scheduler.schedule()
+    scheduler.cancel("b")
+    for _ in range(2):
+        plan = next_plan(scheduler)
+        scheduler.commit(plan, [9] * plan.sampling.seed.size)
+    scheduler.add(request("c", 4))
+    assert shape(next_plan(scheduler))["a"] == 1, "its last token"
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -12,14 +13,21 @@ from pagedtune.harness.probe import cpu_facts
 from pagedtune.kernels.dtypes import DType
 from pagedtune.kernels.pool_format import PoolFormat
 from pagedtune.runtime.adapters.transformers import PagedTransformer
+from pagedtune.runtime.allocator import BlockAllocator
+from pagedtune.runtime.arrays import blocks_for
 from pagedtune.runtime.beam import BeamParams, BeamSearch
+from pagedtune.runtime.block_tables import BlockTables
 from pagedtune.runtime.decode_loop import DecodeLoop
 from pagedtune.runtime.dispatch import Dispatch
 from pagedtune.runtime.errors import InvalidRequest, RequestTooLarge
+from pagedtune.runtime.host_pool import HostPool
 from pagedtune.runtime.limits import BatchLimits
 from pagedtune.runtime.plan import StepPlan
+from pagedtune.runtime.prefix_cache import PrefixCache
+from pagedtune.runtime.scheduler import Scheduler
 from pagedtune.runtime.sequence import Request
 from pagedtune.runtime.step_model import Forward
+from pagedtune.runtime.swap import Preemption, SwapPolicy, SwapSpace
 
 from .toy_model import VOCAB, ToyModel, next_token
 
@@ -84,6 +92,105 @@ def test_beams_survive_preemption() -> None:
     assert [one.tokens for one in loop.beam_search(Request("beam", PROMPT, 6), BeamParams(3))] == expected
     assert loop.scheduler.roster.num_preemptions == 2
     loop.check(idle=True)
+
+
+def preempt_last(loop: DecodeLoop, number: int) -> None:
+    """The youngest beam, so that it has to come back beside those that wait for it."""
+    loop.scheduler.preempt(list(loop.scheduler.roster.live)[-1])
+
+
+def add_another(loop: DecodeLoop, number: int) -> None:
+    """Others run, wait, and lose their blocks amid the search."""
+    if len(loop.scheduler.roster.live) < 6:
+        loop.add(Request(f"other {number}", tuple(range(number, number + 5 + number % 7)), 3 + number % 5))
+    if number % 3 == 0:
+        loop.scheduler.preempt(sorted(loop.scheduler.roster.live)[-1])
+
+
+@pytest.mark.parametrize("disturb", [preempt_last, add_another])
+@pytest.mark.parametrize("is_shared", [False, True])
+@pytest.mark.parametrize("preemption", [None, Preemption.SWAP])
+@pytest.mark.parametrize("watermark", [0, 2])
+@pytest.mark.parametrize("length", [3, 4, 6])
+def test_beams_that_just_fit_never_wait_for_each_other(
+    disturb: Callable[[DecodeLoop, int], None],
+    is_shared: bool,
+    preemption: Preemption | None,
+    watermark: int,
+    length: int,
+) -> None:
+    class Disturbed(Diverse):
+        loop: DecodeLoop
+
+        def forward(self, plan: StepPlan) -> Forward:
+            forward = super().forward(plan)
+            if self.passes % 3 == 2:
+                disturb(self.loop, self.passes)
+            return forward
+
+    beams, shared = 3, 3  # blocks that the prompt of 13 tokens fills
+    num_blocks = shared + beams * (blocks_for(len(PROMPT) + length - 1, 4) - shared)
+    model = Disturbed(num_blocks, limits=BatchLimits(4, 64, 32))
+    swap = None if preemption is None else SwapSpace(30, HostPool(model.cache, 30), SwapPolicy(preemption))
+    model.loop = loop = DecodeLoop(model, watermark, debug=True, swap=swap, prefix_cache=is_shared)
+    found = loop.beam_search(Request("beam", PROMPT, length), BeamParams(beams))
+    assert [one.tokens for one in found] == plain_search(PROMPT, length, beams)
+    loop.check()
+
+
+def test_two_searches_in_a_pool_for_one_end_both() -> None:
+    loop = DecodeLoop(Diverse(8, limits=BatchLimits(6, 64, 32)), debug=True)
+    searches = [BeamSearch(Request(name, PROMPT, 6), BeamParams(2)) for name in ("a", "b")]
+    for search in searches:
+        search.start(loop.scheduler)
+    loop._searches += searches
+    while not all(search.is_done for search in searches):
+        assert loop.step() is not None
+        loop.check()
+    for search in searches:
+        assert [one.tokens for one in search.finished] == plain_search(PROMPT, 6, 2)
+    loop.check(idle=True)
+
+
+def test_a_beam_takes_no_name_of_a_live_request_and_the_model_may_be_as_long_as_it_is() -> None:
+    loop = DecodeLoop(Diverse(60, limits=BatchLimits(8, len(PROMPT) + 6, 32)), debug=True)
+    loop.add(Request("beam~2", (9, 8, 7), 12))
+    assert len(loop.beam_search(Request("beam", PROMPT, 6), BeamParams(3))) == 3
+    with pytest.raises(RequestTooLarge, match="13 prompt and up to 7 new"):
+        loop.beam_search(Request("beam", PROMPT, 7), BeamParams(3))
+
+
+def test_pins_are_held_back_from_beams() -> None:
+    allocator = BlockAllocator(10)
+    tables = BlockTables(4, 8, 4)
+    cache = PrefixCache(allocator, 4, max_pinned_blocks=3)
+    scheduler = Scheduler(allocator, tables, prefix_cache=cache)
+    with pytest.raises(RequestTooLarge, match="2 beams take up to 9 blocks and 2 rows; there are 7 and 4"):
+        BeamSearch(Request("beam", PROMPT, 12), BeamParams(2)).start(scheduler)
+
+
+def test_drafts_behind_a_beam_change_no_choice() -> None:
+    class Drafting(Diverse):
+        loop: DecodeLoop
+        drafts = 0
+
+        def forward(self, plan: StepPlan) -> Forward:
+            forward = super().forward(plan)
+            self.drafts += plan.num_samples is not None
+            return forward
+
+    model = Drafting(60, limits=BatchLimits(8, 64, 32))
+    model.loop = loop = DecodeLoop(model, debug=True)
+    search = BeamSearch(Request("beam", PROMPT, 6), BeamParams(3))
+    search.start(loop.scheduler)
+    loop._searches.append(search)
+    while not search.is_done:
+        for name in loop.scheduler.roster.live:
+            loop.speculate(name, (1, 2))
+        loop.step()
+        loop.check()
+    assert model.drafts > 0
+    assert [one.tokens for one in search.finished] == plain_search(PROMPT, 6, 3)
 
 
 def test_what_cannot_fit_is_refused_and_an_error_leaves_nothing() -> None:
