@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -25,6 +24,7 @@ from hypothesis.stateful import (
     rule,
 )
 from random_runs import run
+from sharing_device import BLOCK_SIZE, MAX_BLOCKS, NUM_BLOCKS, NUM_HOST_BLOCKS, NUM_ROWS, VOCAB, Device, continuation
 
 from pagedtune.runtime import scheduler as scheduler_module
 from pagedtune.runtime.allocator import BlockAllocator
@@ -39,7 +39,7 @@ from pagedtune.runtime.errors import (
 )
 from pagedtune.runtime.fences import MAX_STEPS_IN_FLIGHT
 from pagedtune.runtime.kv_ledger import KVLedger
-from pagedtune.runtime.plan import WITHHELD, StepPlan
+from pagedtune.runtime.plan import WITHHELD
 from pagedtune.runtime.prefix_cache import PrefixCache
 from pagedtune.runtime.prefix_events import Namespace
 from pagedtune.runtime.prefix_lease import Lease
@@ -50,26 +50,9 @@ from pagedtune.runtime.sequence import Finished, FinishReason, Request, branch
 from pagedtune.runtime.swap import Preemption, SwapPolicy, SwapSpace
 
 OPERATIONS = int(os.environ.get("PAGEDTUNE_STATEFUL_OPS", "50000")) // 8
-NUM_BLOCKS, NUM_ROWS, MAX_BLOCKS, BLOCK_SIZE, VOCAB = 14, 4, 9, 4, 3
 POOLS = (NUM_BLOCKS, NUM_BLOCKS, 6, 3)  # blocks
-MOST_LIVE, NUM_HOST_BLOCKS = 6, 12
+MOST_LIVE = 6
 NAMESPACES = (Namespace(), Namespace(), Namespace("other"), None)
-
-
-def next_token(stored: npt.NDArray[np.int64]) -> int:
-    """The token that follows what is stored."""
-    value = 7
-    for token in stored.tolist():
-        value = (value * 31 + token + 1) % 1_000_003
-    return value % VOCAB
-
-
-def continuation(prompt: tuple[int, ...], length: int, salt: int = 0) -> tuple[int, ...]:
-    """What a sequence alone gets."""
-    tokens = list(prompt)
-    for _ in range(length):
-        tokens.append(next_token(np.array(tokens) + salt))
-    return tuple(tokens[len(prompt) :])
 
 
 @dataclass(frozen=True)
@@ -80,53 +63,6 @@ class Expected:
     prompt_len: int
     salt: int
     given: frozenset[int] = frozenset()  # positions of tokens that no step sampled
-
-
-class Device:
-    """Slots that hold tokens, and the last token that each row sampled. Its log probability is minus its position."""
-
-    def __init__(self, catch_up: Callable[[], None], salts: dict[str, int]) -> None:
-        self.catch_up, self.salts = catch_up, salts
-        self.blocks: npt.NDArray[np.int64] = np.full((NUM_BLOCKS, BLOCK_SIZE), -1)
-        self.host: npt.NDArray[np.int64] = np.full((NUM_HOST_BLOCKS, BLOCK_SIZE), -1)
-        self.last: npt.NDArray[np.int64] = np.full(NUM_ROWS, -1)
-
-    def run(self, plan: StepPlan) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
-        """Copies blocks, writes the step's tokens, and samples."""
-        if plan.copies is not None:
-            source, destination = plan.copies.numpy().T
-            self.blocks[destination] = self.blocks[source]
-        inputs = plan.input_ids.numpy().copy()
-        inputs[inputs < 0] = self.last[np.repeat(plan.rows, plan.query_lens)[inputs < 0]]
-        salts = np.array([self.salts[name] for name in plan.request_ids])
-        self.blocks.reshape(-1)[plan.slot_mapping.numpy()] = inputs + np.repeat(salts, plan.query_lens)
-        positions = plan.positions.numpy()[plan.sample_index.numpy()]
-        counts = plan.samples.astype(int) if plan.num_samples is None else plan.num_samples
-        tables = np.repeat(plan.block_table.numpy(), counts, axis=0)
-        ends = zip(tables, (positions + 1).tolist(), strict=True)
-        sampled = np.array([next_token(self.read(table, end)) for table, end in ends], np.int64)
-        self.last[plan.rows[plan.samples]] = sampled[np.cumsum(counts)[plan.samples] - 1]
-        return sampled, -(positions + 1).astype(np.float32)
-
-    def reads(self, plan: StepPlan) -> list[npt.NDArray[np.int64]]:
-        """What the sequences of a step read, drafts aside, which may be wrong."""
-        drafts = np.zeros_like(plan.ends) if plan.num_samples is None else np.maximum(plan.num_samples - 1, 0)
-        ends = (plan.ends - drafts).tolist()
-        return [self.read(table, end) for table, end in zip(plan.block_table.numpy(), ends, strict=True)]
-
-    block_bytes = 1
-
-    def save(self, blocks: Any, host_blocks: Any) -> None:
-        self.catch_up()  # moves are behind the steps launched before, as on one stream
-        self.host[host_blocks] = self.blocks[blocks]
-
-    def load(self, host_blocks: Any, blocks: Any) -> None:
-        self.catch_up()
-        self.blocks[blocks] = self.host[host_blocks]
-
-    def read(self, table: npt.NDArray[Any], context_len: int) -> npt.NDArray[np.int64]:
-        """What is stored of a sequence."""
-        return self.blocks[table[: -(-context_len // BLOCK_SIZE)]].reshape(-1)[:context_len]
 
 
 class SharingMachine(RuleBasedStateMachine):
