@@ -31,20 +31,35 @@ def console_for(stderr: bool = False) -> Console:
     return console
 
 
-def with_progress(items: Iterable[T], total: int, what: str, describe: Callable[[T], str]) -> Iterator[T]:
+def with_progress(
+    items: Iterable[T], total: int, what: str, describe: Callable[[T], str], notice: Callable[[T], str] = lambda _: ""
+) -> Iterator[T]:
     """Passes `items` on and shows on stderr how far it is: a bar on a terminal, now and then a line elsewhere.
 
-    `what` are the items, e.g. `cases`; `describe` is what the last one was about.
+    `what` are the items, e.g. `cases`; `describe` is what one was about, `notice` what is to be said of it at once, if
+    anything. Both are asked about every item.
     """
     console = console_for(stderr=True)
-    if console.is_terminal:
-        yield from _with_bar(items, total, what, describe, console)
-        return
+    shown = (
+        _with_bar(items, total, what, describe, console)
+        if console.is_terminal
+        else _with_lines(items, total, what, describe, console)
+    )
+    for item in shown:
+        if text := notice(item):
+            console.print(text, style="red", soft_wrap=True, markup=False)
+        yield item
+
+
+def _with_lines(
+    items: Iterable[T], total: int, what: str, describe: Callable[[T], str], console: Console
+) -> Iterator[T]:
     due = time.monotonic() + PLAIN_AFTER_S
     for done, item in enumerate(items, 1):
+        description = describe(item)
         if time.monotonic() >= due:
             due = time.monotonic() + PLAIN_EVERY_S
-            console.print(f"{done} of {total} {what}: {describe(item)}", soft_wrap=True, markup=False)
+            console.print(f"{done} of {total} {what}: {description}", soft_wrap=True, markup=False)
         yield item
 
 
@@ -115,11 +130,16 @@ def show_failures(console: Console, outcomes: Sequence[Outcome], listings: Seque
         if not outcome.failed:
             continue
         planned = outcome.planned
-        config = ",".join(f"{name}={value}" for name, value in planned.config.items())
-        where = f"{planned.variant}{f'[{config}]' if config else ''} {planned.case.key}"
         command = f"pagedtune check {shlex.quote(planned.ref)} {repeat} --only {shlex.quote(planned.case.key)}"
-        console.print(f"\nFAILED {outcome.status} {where}", style="red", soft_wrap=True, markup=False)
+        console.print(f"\n{failure_line(outcome)}", style="red", soft_wrap=True, markup=False)
         console.print(f"  {outcome.reason}\n  {command}", soft_wrap=True, markup=False)
+
+
+def failure_line(outcome: Outcome) -> str:
+    """What failed, in a line."""
+    planned = outcome.planned
+    config = ",".join(f"{name}={value}" for name, value in planned.config.items())
+    return f"FAILED {outcome.status} {planned.variant}{f'[{config}]' if config else ''} {planned.case.key}"
 
 
 def show_missing(console: Console, outcomes: Sequence[Outcome]) -> None:

@@ -26,7 +26,7 @@ from pagedtune.kernels.device import Device
 from pagedtune.kernels.record import Verdict
 from pagedtune.kernels.variant import Op
 
-from .check_view import console_for, show_coverage, show_failures, show_missing, totals, with_progress
+from .check_view import console_for, failure_line, show_coverage, show_failures, show_missing, totals, with_progress
 from .configs import Configs
 from .errors import UsageError, unknown_name
 
@@ -123,7 +123,7 @@ def run_check(request: Request) -> int:
         listings = _listings(request, crew)
         planned = [one for listing in listings for one in listing.planned]
         order = {id(one): index for index, one in enumerate(planned)}
-        running = with_progress(crew.outcomes(planned), len(planned), "cases", _Progress())
+        running = with_progress(crew.outcomes(planned), len(planned), "cases", _Progress(), _failure)
         done = sorted(running, key=lambda outcome: order[id(outcome.planned)])
     if request.junit is not None:
         publish(junit_xml(done, listings, request.allow_missing), request.junit)
@@ -139,6 +139,10 @@ class _Progress:
     def __call__(self, outcome: Outcome) -> str:
         self._failed += outcome.failed
         return f"{outcome.planned.variant} {outcome.planned.op}, {self._failed} failed"
+
+
+def _failure(outcome: Outcome) -> str:
+    return failure_line(outcome) if outcome.failed else ""
 
 
 def device_for_check(name: str | None) -> Device:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import signal
@@ -23,6 +24,7 @@ from pagedtune.harness.listing import list_cases
 from pagedtune.harness.probe import cpu_facts
 from pagedtune.kernels.eager import Eager
 from pagedtune.kernels.serial import to_jsonable
+from pagedtune.tuner import check_view
 from pagedtune.tuner.cli import main
 from pagedtune.tuner.cli_check import parse_pairs, require_writable, selected
 from pagedtune.tuner.errors import UsageError
@@ -162,9 +164,11 @@ def test_the_example_is_as_long_as_documented() -> None:
 
 def test_a_hopeless_variant_is_given_up_and_what_did_not_run_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", f"{BAD}:RaisesInPlan", "--cases", "tiny", "--allow-missing"]) == 1
-    text = capsys.readouterr().out
+    text, meanwhile = capsys.readouterr()
     assert "not run after 3 crashes or time-outs in a row" in text
     assert text.count("FAILED crashed") in (3, 4)  # two run at once
+    at_once = [line for line in meanwhile.splitlines() if line.startswith("FAILED crashed")]
+    assert sorted(at_once) == sorted(line for line in text.splitlines() if line.startswith("FAILED crashed"))
 
 
 def test_a_gpu_that_is_not_here_is_checked_on_the_virtual_one_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
@@ -298,3 +302,18 @@ def test_bad_options_are_one_line_and_exit_code_2(
     assert error.startswith("error: ")
     assert error.count("\n") == 1
     assert words in error
+
+
+def test_every_failure_counts_whether_its_line_is_shown_or_not(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where there is no terminal only some items get a line; what they count must be of all of them."""
+    monkeypatch.setattr(check_view, "PLAIN_AFTER_S", 0.0)
+    monkeypatch.setattr(check_view, "PLAIN_EVERY_S", math.inf)
+    asked: list[int] = []
+    shown = check_view.with_progress(
+        range(3), 3, "cases", lambda item: str(asked.append(item)), lambda item: "!" * item
+    )
+    assert list(shown) == [0, 1, 2]
+    assert asked == [0, 1, 2]
+    assert capsys.readouterr().err.split() == ["1", "of", "3", "cases:", "None", "!", "!!"]
