@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -19,6 +20,8 @@ from .launch import CType
 from .variant import BuildError
 
 _CTYPES = {"i64": CType.I64, "i32": CType.I32, "fp32": CType.F32}
+_NO_LINE_INFO = "TRITON_DISABLE_LINE_INFO"
+_loading = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -110,7 +113,7 @@ def _compile(kernel: TritonKernel, capability: int, options: dict[str, Any]) -> 
     constants = {(names.index(n),): value for n, value in kernel.constants.items()}
     attributes = {(names.index(n),): [["tt.divisibility", d]] for n, d in kernel.divisible.items()}
     source = ASTSource(fn=function, signature=signature, constexprs=constants, attrs=attributes)
-    with _environment({"TRITON_DISABLE_LINE_INFO": "1"}), nullcontext() if needs_code() else _no_assembler():
+    with _no_line_info, nullcontext() if needs_code() else _no_assembler():
         try:
             compiled = compile(source, target=GPUTarget("cuda", capability, 32), options=options)
         except Exception as error:
@@ -120,16 +123,21 @@ def _compile(kernel: TritonKernel, capability: int, options: dict[str, Any]) -> 
 
 
 def _load_module(path: Path) -> ModuleType:
-    """The module of a source file, whatever package it lies in."""
+    """The module of a source file, whatever package it lies in; an export builds several kernels of one at a time."""
     name = f"_pagedtune_triton_{path.stem}"
-    if name in sys.modules and getattr(sys.modules[name], "__file__", "") == str(path):
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise BuildError(f"{path} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
+    with _loading:  # whoever comes second finds a module that is whole
+        if name in sys.modules and getattr(sys.modules[name], "__file__", "") == str(path):
+            return sys.modules[name]
+        spec = importlib.util.spec_from_file_location(name, path)
+        if spec is None or spec.loader is None:
+            raise BuildError(f"{path} is not a Python file")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[name]
+            raise
     return module
 
 
@@ -156,15 +164,30 @@ def _no_assembler() -> Iterator[None]:
         knobs.runtime.add_stages_inspection_hook = None
 
 
-@contextmanager
-def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
+class _NoLineInfo:
+    """Keeps line info out of what is compiled inside the block. The variable is the process's, and builds run in
+    threads: it stays until the last block has ended, and then is what it was before the first."""
+
+    def __init__(self) -> None:
+        self._lock, self._users = threading.Lock(), 0
+        self._before: str | None = None
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._users:
+                self._before = os.environ.get(_NO_LINE_INFO)
+                os.environ[_NO_LINE_INFO] = "1"
+            self._users += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._users -= 1
+            if self._users:
+                return
+            if self._before is None:
+                os.environ.pop(_NO_LINE_INFO, None)
             else:
-                os.environ[name] = value
+                os.environ[_NO_LINE_INFO] = self._before
+
+
+_no_line_info = _NoLineInfo()
