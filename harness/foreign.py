@@ -62,14 +62,23 @@ class Launch:
     options: Mapping[str, int]
 
 
+def has_wheel(requirement: str) -> bool:
+    """Whether the wheel of a requirement is in the user's cache, so that nothing has to be downloaded."""
+    return any((cache_dir() / "foreign").glob(_wheel_pattern(requirement)))
+
+
+def _wheel_pattern(requirement: str) -> str:
+    name, _, version = requirement.partition("==")
+    return f"{name.replace('-', '_')}-{version}-*.whl"
+
+
 def wheel(requirement: str, folder: Path) -> Path:
     """The wheel of a requirement, in `folder` or from the package index.
 
     Raises:
         ForeignError: it is not there and cannot be downloaded.
     """
-    name, _, version = requirement.partition("==")
-    pattern = f"{name.replace('-', '_')}-{version}-*.whl"
+    pattern = _wheel_pattern(requirement)
     found = sorted(folder.glob(pattern))
     if not found:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]

@@ -14,7 +14,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from pagedtune.harness.foreign import ForeignError
+from pagedtune.harness.foreign import ForeignError, has_wheel
 from pagedtune.kernels.artifact import publish
 from pagedtune.kernels.catalogue import variants_for
 from pagedtune.kernels.cpu_facts import usable_cores
@@ -117,8 +117,11 @@ def fetch_peers() -> None:
     """
     if find_spec("triton") is None:
         raise UsageError("the peers' kernels are compiled with Triton, which is not installed: make setup EXTRAS=gpu")
+    console = console_for(stderr=True)
     try:
         for peer in PEERS:
+            if not has_wheel(peer.requirement):  # hundreds of megabytes, which pip gets without a word
+                console.print(f"getting the wheel of {peer.requirement} (the first time this takes minutes)")
             peer.fetch()
     except ForeignError as error:
         raise UsageError(str(error)) from error

@@ -246,3 +246,16 @@ def test_folders_of_a_wheel_are_unpacked_whole(tmp_path: Path, monkeypatch: pyte
     assert found == ["include/a.cuh", "include/deep/b.cuh", "other.py"]
     assert (target / "alien/include/deep/b.cuh").read_text() == "include/deep/b.cuh"
     assert sorted(path.name for path in wheel.parent.iterdir()) == [".lock", target.name, wheel.name]
+
+
+def test_a_wheel_that_must_be_downloaded_is_announced(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here, absent = (SimpleNamespace(requirement=f"{name}==1", fetch=lambda: None) for name in ("here", "absent"))
+    monkeypatch.setattr(bench_emulated, "PEERS", (here, absent))
+    monkeypatch.setattr(bench_emulated, "find_spec", lambda name: object())
+    monkeypatch.setattr(bench_emulated, "has_wheel", lambda requirement: requirement == "here==1")
+    bench_emulated.fetch_peers()
+    said = capsys.readouterr().err
+    assert "getting the wheel of absent==1" in said
+    assert "here==1" not in said
