@@ -12,7 +12,7 @@ from .errors import InvalidRequest, RequestTooLarge
 from .plan import WITHHELD, StepPlan
 from .scheduler import Scheduler
 from .sequence import Finished, Request
-from .validation import count_of, real_number
+from .validation import count_of, real_number, require_type
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,9 @@ class BeamSearch:
     Args:
         request: prompt, longest output and stop tokens; sampling parameters are not used.
         params: how to search.
+
+    Raises:
+        InvalidRequest: one of them is something else.
     """
 
     request: Request
@@ -82,6 +85,10 @@ class BeamSearch:
     is_done: bool = False
     _beams: dict[str, _Beam] = field(default_factory=dict)
     _num_forks: int = 0
+
+    def __post_init__(self) -> None:
+        require_type("request", self.request, Request)
+        require_type("params", self.params, BeamParams)
 
     def start(self, scheduler: Scheduler) -> None:
         """Queues the first beam.

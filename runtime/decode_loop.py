@@ -23,7 +23,7 @@ from .step_model import Forward, StepModel
 from .step_times import StepTimes
 from .swap import SwapSpace
 from .token_stream import TokenStream
-from .validation import token_ids
+from .validation import require_type, token_ids
 
 __all__ = ["DecodeLoop", "Forward", "StepModel"]
 
@@ -96,6 +96,7 @@ class DecodeLoop:
 
     def _require_short(self, request: Request) -> None:
         self.model.cache.require_claim(self)
+        require_type("request", request, Request)
         longest = self.model.limits.max_context_len
         if request.max_total_tokens > longest:
             raise RequestTooLarge(
@@ -263,8 +264,8 @@ class DecodeLoop:
             RequestTooLarge: the pool does not hold all beams at their longest, or the model not the longest.
             InvalidRequest: as for `add`.
         """
-        self._require_short(request)
         search = BeamSearch(request, params)
+        self._require_short(request)
         search.start(self.scheduler)
         self._searches.append(search)
         try:

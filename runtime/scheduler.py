@@ -25,7 +25,7 @@ from .scheduler_check import check_scheduler
 from .scheduler_config import SchedulerConfig
 from .sequence import Finished, FinishReason, Request, branch
 from .swap import SwapSpace
-from .validation import require_tokens, token_ids
+from .validation import require_tokens, require_type, token_ids
 
 
 class Scheduler:
@@ -119,6 +119,7 @@ class Scheduler:
             RequestTooLarge: it could not finish even if it had the pool to itself.
             InvalidRequest: its id is that of a live request, or a token is outside the vocabulary.
         """
+        require_type("request", request, Request)
         if self.config.vocab_size is not None:
             request.require_vocabulary(self.config.vocab_size)
         self._require_fits(request)
@@ -171,6 +172,7 @@ class Scheduler:
 
     def _require_own(self, plan: StepPlan) -> None:
         """Raises StepError if another scheduler made `plan`: its number may be that of a step in flight here."""
+        require_type("plan", plan, StepPlan, StepError)
         if self._flight[plan.step & 1] is not plan.ends and plan.step in self.allocator.steps_in_flight:
             raise StepError(
                 f"this plan of step {plan.step} is not the one that this scheduler has in flight under that number: "

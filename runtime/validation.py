@@ -75,6 +75,12 @@ def token_ids(who: str, name: str, values: Any) -> tuple[int, ...]:
     return tuple(_token(who, name, value) for value in tokens)
 
 
+def require_type(name: str, value: Any, kind: type, error: type[Exception] = InvalidRequest) -> None:
+    """Raises `error` if `value` is no `kind`."""
+    if not isinstance(value, kind):
+        raise error(f"{name}={value!r} is of type {type(value).__name__}: expected a {kind.__name__}")
+
+
 def require_tokens(request_id: str, name: str, tokens: Any, vocab_size: int) -> None:
     """Raises InvalidRequest if one of `tokens` is outside the vocabulary."""
     largest = max(tokens, default=0)

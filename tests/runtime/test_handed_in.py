@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from pagedtune.runtime.allocator import BlockAllocator
-from pagedtune.runtime.beam import BeamParams
+from pagedtune.runtime.beam import BeamParams, BeamSearch
 from pagedtune.runtime.block_tables import BlockTables
 from pagedtune.runtime.errors import InvalidRequest, StepError
 from pagedtune.runtime.kv_ledger import KVLedger
@@ -163,3 +163,21 @@ def test_more_samples_than_anybody_draws_are_refused_before_the_host_is_full_of_
 def test_beams_that_mean_nothing_are_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"{next(iter(changes))}="):
         BeamParams(**{"num_beams": 2} | changes)
+
+
+@pytest.mark.parametrize("other", [None, "x", 3, BeamParams(2)])
+def test_what_is_no_request_no_plan_or_no_parameters_is_named(other: Any) -> None:
+    what = f"is of type {type(other).__name__}: expected a"
+    scheduler, plan = running()
+    with pytest.raises(InvalidRequest, match=f"request=.* {what} Request"):
+        scheduler.add(other)
+    for end in (lambda: scheduler.commit(other, [5]), lambda: scheduler.abort(other)):
+        with pytest.raises(StepError, match=f"plan=.* {what} StepPlan"):
+            end()
+    with pytest.raises(InvalidRequest, match=f"request=.* {what} Request"):
+        BeamSearch(other, BeamParams(2))
+    if not isinstance(other, BeamParams):
+        with pytest.raises(InvalidRequest, match=f"params=.* {what} BeamParams"):
+            BeamSearch(Request("b", (1,), 1), other)
+    scheduler.check()
+    assert scheduler.commit(plan, [5]).tokens.tolist() == [5]
