@@ -85,6 +85,8 @@ def bench_command(
     runs the kernels' PTX on the virtual GPU instead and says what it and their binaries tell, beside what is best
     possible; no table there has a time that was measured.
     """
+    if not 0 < budget < float("inf"):
+        raise UsageError(f"--budget {budget:g} must be a number of seconds above 0")
     files = Configs(configs)
     found = _emulated_device(device, files) if emulated else find_device(device, files).device
     try:

@@ -50,15 +50,21 @@ def replay_command(
     sweep: Annotated[
         bool, typer.Option("--sweep", help="Pools from one longest request up, each double the one before.")
     ] = False,
-    block_size: Annotated[int, typer.Option("--block-size", metavar="TOKENS")] = 16,
+    block_size: Annotated[int, typer.Option("--block-size", min=1, metavar="TOKENS")] = 16,
     arrivals: Annotated[
         Arrivals, typer.Option("--arrivals", help="trace: when they came; saturated: all at once.")
     ] = Arrivals.TRACE,
     prefix_cache: Annotated[bool, typer.Option("--prefix-cache/--no-prefix-cache")] = True,
-    in_flight: Annotated[int, typer.Option("--in-flight", metavar="N", help="Steps in flight, 1 or 2.")] = 1,
-    max_seqs: Annotated[int, typer.Option("--max-seqs", metavar="N", help="Most sequences that run at once.")] = 256,
-    budget: Annotated[int, typer.Option("--token-budget", metavar="N", help="Most query tokens of one step.")] = 4096,
-    seed: Annotated[int, typer.Option("--seed", help="Of generated traces.")] = 0,
+    in_flight: Annotated[
+        int, typer.Option("--in-flight", min=1, max=2, metavar="N", help="Steps in flight, 1 or 2.")
+    ] = 1,
+    max_seqs: Annotated[
+        int, typer.Option("--max-seqs", min=1, metavar="N", help="Most sequences that run at once.")
+    ] = 256,
+    budget: Annotated[
+        int, typer.Option("--token-budget", min=1, metavar="N", help="Most query tokens of one step.")
+    ] = 4096,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of generated traces.")] = 0,
     against: Annotated[
         bool, typer.Option("--against-generator", help="Replay each file's generated stand-in too, and compare.")
     ] = False,

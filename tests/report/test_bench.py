@@ -51,3 +51,9 @@ def test_wrong_usage_is_one_line_and_exit_code_2(arguments: list[str], capsys: p
     error = capsys.readouterr().err
     assert error.startswith("error: ")
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf"])
+def test_a_budget_that_is_no_time_is_refused(seconds: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "cpu_split", "--budget", seconds]) == 2
+    assert f"--budget {seconds} must be a number of seconds above 0" in capsys.readouterr().err

@@ -267,3 +267,14 @@ def test_the_command_compares_a_file_with_its_stand_in(tmp_path: Path, capsys: p
     assert "!" in shown
     assert main(["replay", AZURE_CODE.name, "--against-generator"]) == 2
     assert "the file of a trace that can be generated" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--block-size", "0"), ("--in-flight", "0"), ("--in-flight", "3"), ("--max-seqs", "0"), ("--seed", "-1")],
+)
+def test_settings_that_no_replay_can_have_are_refused(
+    option: str, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["replay", "azure_llm_2023_conv", "--limit", "2", option, value]) == 2
+    assert f"error: Invalid value for '{option}'" in capsys.readouterr().err
