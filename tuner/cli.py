@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -40,15 +41,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = typer.main.get_command(make_app())
     try:
         code = command.main(args=arguments, prog_name="pagedtune", standalone_mode=False)
+        sys.stdout.flush()  # a pipe that nobody reads any more is noticed here, not at the interpreter's end
     except UsageError as error:
         return _refuse(str(error))
     except _COMMAND_LINE_ERROR as error:
         return _refuse_command_line(error)
     except (KeyboardInterrupt, typer.Abort):
-        print("stopped; what was recorded stays, and the same command goes on from there", file=sys.stderr)
+        print("stopped", file=sys.stderr)  # from outside a command: typer makes code 130 of one inside
         return EXIT_INTERRUPTED
-    except BrokenPipeError:  # `pagedtune winners | head`
-        sys.stderr.close()
+    except (BrokenPipeError, SystemExit) as error:  # `pagedtune winners | head`: click and rich exit, with code 1
+        if not isinstance(error, BrokenPipeError) and not isinstance(error.__context__, BrokenPipeError):
+            raise
+        # What is still buffered must find an open pipe when the interpreter ends, or the exit code is 120.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     return code if isinstance(code, int) else 0
 

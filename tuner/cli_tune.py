@@ -43,6 +43,7 @@ from .tables import console_for, disturbances, format_choices, show_formats, sho
 
 DEFAULT_BUDGET_S = 180.0
 MIN_BUDGET_S = 5.0
+EXIT_INTERRUPTED = 130
 
 
 def register(app: typer.Typer) -> None:
@@ -112,8 +113,13 @@ def tune_command(
         environment=environment(),
     )
     console.print(_headline(options), markup=False)
-    with make_progress(console) as progress:
-        result = tune(options, progress)
+    try:
+        with make_progress(console) as progress:
+            result = tune(options, progress)
+    except KeyboardInterrupt as error:
+        note = "stopped; what was recorded stays, and the same command goes on from there"
+        console_for(stderr=True).print(note, markup=False)
+        raise typer.Exit(EXIT_INTERRUPTED) from error
     _show(console, options, result)
 
 

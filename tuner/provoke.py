@@ -28,6 +28,7 @@ _UNUSUAL_PROBLEMS = (
     {"alibi": True},
     {"max_query_len": 16},
 )
+_PROBED = re.compile(r"(?<=\w)=\S+(?= must )|, not \d+$")  # the value that was tried: nobody asked for it
 _KV_DTYPES = (DType.FP32, DType.BF16, DType.FP16, DType.FP8_E4M3, DType.INT8)
 
 
@@ -39,7 +40,7 @@ def provoked_rejections(variant: Variant, device: Device) -> list[str]:
             reason = variant.reject(problem, pool_format, config, device)
             if reason is None:
                 break
-            reasons.setdefault(re.sub(r"\d+", "#", reason), reason)
+            reasons.setdefault(re.sub(r"\d+", "#", reason), _PROBED.sub("", reason))
     return list(reasons.values())
 
 

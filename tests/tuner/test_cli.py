@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from pagedtune.kernels.catalogue import find_variant
 from pagedtune.kernels.device import Device, DeviceKind
 from pagedtune.kernels.record import Record
-from pagedtune.tuner import devices
+from pagedtune.tuner import cli_tune, devices
 from pagedtune.tuner.cli import main
+from pagedtune.tuner.cli_show import _constraints
 from pagedtune.tuner.devices import check_facts
 from pagedtune.tuner.errors import UsageError
 from pagedtune.tuner.store import open_store
@@ -206,3 +210,34 @@ def test_one_variant_is_described(capsys: pytest.CaptureFixture[str]) -> None:
         "constraints", "fp8_e4m3", "numerics", "accumulate fp32",
     ):  # fmt: skip
         assert part in shown
+
+
+@pytest.mark.parametrize("command", [["variants"], ["winners", "--json"]])
+def test_a_reader_who_has_seen_enough_is_no_failure(command: list[str], results: Path) -> None:
+    options = ["--results", str(results)] if "winners" in command else []
+    run = [sys.executable, "-m", "pagedtune.tuner.cli", *command, *options]
+    with subprocess.Popen(run, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert (process.stderr.read(), process.wait()) == (b"", 0)
+
+
+@pytest.mark.parametrize("variant", ["cuda_split_mma", "cuda_split_simt", "cpu_split"])
+def test_constraints_name_no_value_that_nobody_asked_for(variant: str) -> None:
+    text = "\n".join(_constraints(find_variant(variant)))
+    assert "head_dim=" not in text
+    assert "not 320" not in text
+    assert "head_dim must be a multiple of 8" in text or "head dims go up to 256" in text
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_a_tune_that_is_stopped_says_that_it_can_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli_tune, "tune", stop)
+    assert main(["tune", "--device", "h100", "--results", str(tmp_path)]) == 130
+    assert "the same command goes on from there" in capsys.readouterr().err
