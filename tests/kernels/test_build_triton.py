@@ -28,7 +28,9 @@ def test_a_source_that_fails_is_not_taken_for_loaded(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("before", [None, "0"])
-def test_line_info_stays_out_until_the_last_build_has_ended(before: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_line_info_stays_out_until_the_last_build_has_ended(
+    before: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     name = "TRITON_DISABLE_LINE_INFO"
     monkeypatch.delenv(name, raising=False)
     if before is not None:
