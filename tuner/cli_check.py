@@ -33,6 +33,7 @@ from .errors import UsageError, unknown_name
 E = TypeVar("E", bound=StrEnum)
 EXIT_OK, EXIT_FAILED, EXIT_INTERRUPTED = 0, 1, 130
 UNLOADED = "it gave no cases, for the reason above"
+TIMEOUT_S = {Level.TINY: 60.0, Level.CORNER: 60.0, Level.PRODUCTION: 240.0}
 NO_CASE = "there is no case for it at this level, so nothing was checked"
 
 
@@ -80,7 +81,13 @@ def check(
         list[str] | None, typer.Option(help="a tunable as name=value, for all cases; repeat for several")
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="cases that run at once, each in its own process")] = 2,
-    timeout: Annotated[float, typer.Option(help="seconds that one case may take, its build included")] = 60.0,
+    timeout: Annotated[
+        float | None,
+        typer.Option(
+            help="seconds that one case may take, its build included: 60 without, 240 at production level, whose "
+            "longest cases take half a minute of a core"
+        ),
+    ] = None,
     junit: Annotated[Path | None, typer.Option(help="write a JUnit XML report to this file")] = None,
     allow_missing: Annotated[bool, typer.Option(help="do not fail because of cases that were not run")] = False,
 ) -> None:
@@ -95,16 +102,16 @@ def check(
     request = Request(
         refs=tuple(dict.fromkeys(absolute_ref(ref) for ref in variants or ())),
         device=device_for_check(device),
-        level=_choice("cases", cases, Level),
+        level=(level := _choice("cases", cases, Level)),
         settings=parse_pairs(config or ()),
         only=tuple(only or ()),
         op=None if op is None else _choice("op", op, Op),
         jobs=jobs,
-        timeout_s=timeout,
+        timeout_s=TIMEOUT_S[level] if timeout is None else timeout,
         allow_missing=allow_missing,
         junit=junit,
     )
-    if not timeout > 0:
+    if not request.timeout_s > 0:
         raise UsageError(f"--timeout {timeout:g} must be above 0 seconds")
     if junit is not None:
         require_writable(junit)
