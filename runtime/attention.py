@@ -99,6 +99,7 @@ class PagedOp:
         self.op, self.problem, self.pool_format, self.dispatch = op, problem, pool_format, dispatch
         self._workspaces = workspaces or Workspaces(torch_device(dispatch.device.kind))
         self._planned: dict[Bucket, PlannedOp] = {}
+        self._executors: dict[tuple[str, ...], Executor] = {}  # by the keys of what each has loaded
         self._logged: set[Rung] = set()
 
     def plan(self, bounds: Bounds) -> PlannedOp:
@@ -118,8 +119,14 @@ class PagedOp:
         selection = self.dispatch.select(self.op, self.problem, self.pool_format, bucket.bounds)
         self._log(selection)
         plan = selection.variant.plan(self.problem, self.pool_format, selection.config, bucket.bounds)
-        executor = make_executor(self.dispatch.device.kind, selection.artifacts)
-        return PlannedOp(selection, plan, executor, self._workspaces)
+        return PlannedOp(selection, plan, self._executor_of(selection), self._workspaces)
+
+    def _executor_of(self, selection: Selection) -> Executor:
+        """Buckets share binaries, and a binary that is loaded once for each takes time and memory as often."""
+        keys = tuple(artifact.key for artifact in selection.artifacts)
+        if keys not in self._executors:
+            self._executors[keys] = make_executor(self.dispatch.device.kind, selection.artifacts)
+        return self._executors[keys]
 
     def _log(self, selection: Selection) -> None:
         if selection.rung in self._logged:

@@ -108,6 +108,14 @@ def test_a_tensor_that_does_not_fit_is_named() -> None:
         attention(batch.q, batch.pools["k_cache"], batch.pools["v_cache"], *rest[:3], Bounds(2, 64, 8))
 
 
+def test_a_binary_is_loaded_once_for_all_buckets_that_run_it() -> None:
+    attention = PagedAttention(PROBLEM, PoolFormat(4, DType.FP32), Dispatch(DEVICE, fallbacks=NATIVE))
+    one, other = (attention.plan(Bounds(seqs, 128)) for seqs in (1, 64))
+    assert [a.key for a in one.selection.artifacts] == [a.key for a in other.selection.artifacts] != []
+    assert one is not other
+    assert one.executor is other.executor
+
+
 def test_workspaces_grow_and_are_shared() -> None:
     """Split partials of one launch at a time: the memory of the largest serves them all."""
     problem, pool_format = PROBLEM, PoolFormat(16, DType.FP32)
