@@ -69,14 +69,17 @@ def _path(decision: Decision, records: Sequence[Record]) -> str:
     latest = {r.candidate_key: r for r in sorted(records, key=lambda r: r.recorded_at) if r.variant != "*"}
     counts = Counter(r.status for r in latest.values())
     rejected = counts.pop(Status.REJECTED, 0)
-    steps = [f"{len(latest)} candidates", f"{len(latest) - rejected} possible ({rejected} rejected)"]
-    is_prediction = decision.winner.record.time_evidence is TimeEvidence.PREDICTED
+    steps = [f"{len(latest)} candidates"]
+    if rejected:
+        steps.append(f"{len(latest) - rejected} possible ({rejected} rejected)")
+    screened = {r.candidate_key for r in records if r.stage == "screen"}
     proven = {r.candidate_key for r in records if r.stage == "gate" and r.status is Status.PASSED}
     failed = [f"{n} {s.value}" for s, n in sorted(counts.items()) if s not in (Status.PASSED, Status.NOT_RUN)]
-    steps.append(f"{len(proven)} proven" + (f" ({', '.join(failed)})" if failed else ""))
-    if screened := {r.candidate_key for r in records if r.stage == "screen"}:
-        text = f"{len(screened)} {'predicted' if is_prediction else 'screened'}"
-        steps.insert(2 if is_prediction else 3, text)  # a model ranks what is then proven; a clock, what was proven
+    rated = [f"{len(screened)} screened"] if screened else []
+    if decision.winner.record.time_evidence is TimeEvidence.PREDICTED:  # a model ranks what is then proven
+        steps += [f"{len(screened)} predicted"]
+        rated = []
+    steps += [f"{len(proven)} proven" + (f" ({', '.join(failed)})" if failed else ""), *rated]
     if decision.stage == "final":
         rounds = max(len(r.timing.samples_us) for r in decision.ranking)
         steps.append(f"{len(decision.ranking)} in the finals of {rounds} interleaved rounds")
