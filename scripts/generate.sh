@@ -29,21 +29,22 @@ export_wheel() {
         return
     fi
     say "so this model is tuned first, for a minute (results stay in $own_results)"
-    local round code
-    for round in 1 2 3; do
+    # A cell whose candidates are not all timed when the time is up begins anew in the next round: so each gets more.
+    local seconds code
+    for seconds in 60 120 240; do
         code=0
-        "$pagedtune" tune --device cpu --sweep examples/generate-sweep.yaml --budget 60 --results "$own_results" >&2 ||
-            code=$?
+        "$pagedtune" tune --device cpu --sweep examples/generate-sweep.yaml --budget "$seconds" \
+            --results "$own_results" >&2 || code=$?
         ((code <= 1)) || exit "$code" # 1: no winner yet
         if ((code == 0)) && "$pagedtune" export --device cpu --models smollm2-135m --results "$own_results" \
             --out "$work" | sed /^next:/d >&2; then
             return
         fi
-        say "minute $round brought no kernel that can be exported, as on a machine that is busy"
+        say "$seconds s of tuning brought no kernel that can be exported, as on a machine that is busy"
     done
-    die "nothing can be exported after $round minutes of tuning; what was recorded stays: run it again when other" \
+    die "nothing can be exported after seven minutes of tuning; what was recorded stays: run it again when other" \
         "programs leave the cores alone, or tune for longer: $pagedtune tune --device cpu --sweep" \
-        "examples/generate-sweep.yaml --results $own_results --budget 600"
+        "examples/generate-sweep.yaml --results $own_results --budget 900"
 }
 
 make_venv() {

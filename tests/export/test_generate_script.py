@@ -13,7 +13,8 @@ from pagedtune.harness.probe import __file__ as probe
 
 SCRIPT = Path(probe).resolve().parents[1] / "scripts" / "generate.sh"
 PAGEDTUNE = """#!/bin/sh
-echo "$1" >> calls
+for last; do [ "$before" = --budget ] && budget=$last; before=$last; done
+echo "$1$budget" >> calls
 tunes=$(grep -c tune calls)
 [ "$1" = tune ] && { [ "$tunes" -ge GOOD ]; exit; }
 [ "$tunes" -ge GOOD ] && exit 0
@@ -39,12 +40,12 @@ def run(folder: Path, good: int) -> tuple[int, str, list[str]]:
 @pytest.mark.parametrize("good", [1, 3])
 def test_a_tune_without_a_winner_goes_on(tmp_path: Path, good: int) -> None:
     _, said, calls = run(tmp_path, good)
-    assert calls == ["export", *["tune"] * good, "export"]
+    assert calls == ["export", *["tune60", "tune120", "tune240"][:good], "export"]
     assert "nothing can be exported" not in said
 
 
-def test_after_three_minutes_it_says_what_to_do(tmp_path: Path) -> None:
+def test_after_three_longer_and_longer_tunes_it_says_what_to_do(tmp_path: Path) -> None:
     code, said, calls = run(tmp_path, 9)
-    assert (code, calls) == (2, ["export", "tune", "tune", "tune"])
-    assert "nothing can be exported after 3 minutes of tuning" in said
-    assert "--budget 600" in said
+    assert (code, calls) == (2, ["export", "tune60", "tune120", "tune240"])
+    assert "nothing can be exported after seven minutes of tuning" in said
+    assert "--budget 900" in said
