@@ -40,12 +40,8 @@ def with_progress(
     anything. Both are asked about every item.
     """
     console = console_for(stderr=True)
-    shown = (
-        _with_bar(items, total, what, describe, console)
-        if console.is_terminal
-        else _with_lines(items, total, what, describe, console)
-    )
-    for item in shown:
+    show = _with_bar if console.is_terminal else _with_lines
+    for item in show(items, total, what, describe, console):
         if text := notice(item):
             console.print(text, style="red", soft_wrap=True, markup=False)
         yield item

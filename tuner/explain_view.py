@@ -75,11 +75,11 @@ def _path(decision: Decision, records: Sequence[Record]) -> str:
     screened = {r.candidate_key for r in records if r.stage == "screen"}
     proven = {r.candidate_key for r in records if r.stage == "gate" and r.status is Status.PASSED}
     failed = [f"{n} {s.value}" for s, n in sorted(counts.items()) if s not in (Status.PASSED, Status.NOT_RUN)]
-    rated = [f"{len(screened)} screened"] if screened else []
-    if decision.winner.record.time_evidence is TimeEvidence.PREDICTED:  # a model ranks what is then proven
-        steps += [f"{len(screened)} predicted"]
-        rated = []
-    steps += [f"{len(proven)} proven" + (f" ({', '.join(failed)})" if failed else ""), *rated]
+    gate = f"{len(proven)} proven" + (f" ({', '.join(failed)})" if failed else "")
+    if decision.winner.record.time_evidence is TimeEvidence.PREDICTED:
+        steps += [f"{len(screened)} predicted", gate]  # a model ranks what is then proven
+    else:
+        steps += [gate, *([f"{len(screened)} screened"] if screened else [])]  # a clock, what was proven
     if decision.stage == "final":
         rounds = max(len(r.timing.samples_us) for r in decision.ranking)
         steps.append(f"{len(decision.ranking)} in the finals of {rounds} interleaved rounds")
