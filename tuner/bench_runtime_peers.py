@@ -1,4 +1,4 @@
-"""`make bench-runtime`: the bookkeeping of our runtime beside vLLM's and SGLang's, in one process, interleaved.
+"""`make bench-runtime`: the bookkeeping of our runtime beside vLLM's and SGLang's, in one process, in turns.
 
 All of it is host code in Python: ours on numpy, vLLM's on Python objects, SGLang's on CPU tensors of torch (on a GPU
 it keeps its lists there, which this does not show). Peers run from the single source files of their wheels with

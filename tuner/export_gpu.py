@@ -18,9 +18,10 @@ FALLBACK_CAPABILITY = 80  # its PTX runs on every later GPU
 FALLBACK_COMPILERS = ("nvrtc",)  # whose PTX promises nothing about the target but its capability
 # Oldest driver branch of a PTX ISA version: CUDA's release notes, PTX ISA's "Release Notes".
 DRIVERS = {"8.0": "525", "8.1": "530", "8.2": "535", "8.3": "545", "8.4": "550", "8.5": "555", "8.6": "560",
-           "8.7": "570", "8.8": "575", "9.0": "580"}  # fmt: skip
-OLDEST_DRIVER, UNKNOWN_DRIVER = "525", "580"
+           "8.7": "570", "8.8": "575", "9.0": "580", "9.1": "590"}  # fmt: skip
+OLDEST_DRIVER, UNKNOWN_DRIVER = "525", "590"  # nothing is known of later versions but that no older one will do
 _VERSION = re.compile(r"^\s*\.version\s+(\d+\.\d+)", re.MULTILINE)
+_TARGET = re.compile(r"^\s*\.target\s+(sm_\w+)", re.MULTILINE)
 
 
 def gpu_binaries(
@@ -77,6 +78,14 @@ def driver_of(ptx: str) -> str:
     return DRIVERS.get(version[1], UNKNOWN_DRIVER) if version else UNKNOWN_DRIVER
 
 
+def target_of(ptx: str) -> str:
+    """What this PTX, and the cubin made with it, is for: `sm_90`, or `sm_90a`, which no other capability runs."""
+    found = _TARGET.search(ptx)
+    if found is None:
+        raise UsageError("a binary's PTX has no `.target`: export again with an empty cache (PAGEDTUNE_CACHE)")
+    return found[1]
+
+
 def _library(artifact: Artifact, stem: str) -> Library:
     entries = {entry: tuple(abi.arg_types) for entry, abi in sorted(artifact.abi.items())}
     gpu = {
@@ -86,7 +95,7 @@ def _library(artifact: Artifact, stem: str) -> Library:
     return Library(
         artifact.key,
         f"{stem}.cubin",
-        artifact.target,
+        target_of(_ptx(artifact).decode()),
         artifact.compiler,
         artifact.flags,
         entries,

@@ -27,7 +27,12 @@ PROBE_S = 60.0
 LOCK_S = 5.0
 MIN_STAGE_S = 2.0
 DRY_FOLDER = ROOT / "build" / "gpu_day_dry"
-GATE_FAILURES = ("wrong", "corrupted", "crashed", "timeout", "build_failed")
+# Statuses of lines that speak against a kernel or against what was measured of it, by stage.
+FAILURES = {
+    "gate": ("wrong", "corrupted", "crashed", "timeout", "build_failed"),
+    "timings": ("wrong", "crashed", "timeout", "too_fast"),
+    "sanitizer": ("errors", "failed"),
+}
 
 
 @dataclass(frozen=True)
@@ -51,7 +56,7 @@ STAGES = (
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """0 if every stage came to its end and no case failed."""
+    """0 if every stage came to its end and no line of `FAILURES` was written."""
     options = _options(arguments)
     started = time.monotonic()
     device = sheet_device(options.gpu) if options.dry else _probe()
@@ -70,8 +75,11 @@ def main(arguments: list[str] | None = None) -> int:
     text = summarise(journal)
     journal.write_summary(text)
     sys.stdout.write(text)
-    failed = any(line["status"] in GATE_FAILURES for line in journal.lines("gate"))
-    return int(not complete or failed)
+    return int(not complete or _failed(journal))
+
+
+def _failed(journal: Journal) -> bool:
+    return any(line["status"] in bad for stage, bad in FAILURES.items() for line in journal.lines(stage))
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:

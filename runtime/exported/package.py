@@ -30,6 +30,16 @@ ROOT = Path(__file__).resolve().parents[2]  # the folder of the package, which h
 T = TypeVar("T")
 
 
+def cubin_runs(target: str, capability: int) -> bool:
+    """Whether a cubin for `target` runs on a device: `sm_86` on its own major capability and no earlier minor one,
+    `sm_90a` on 9.0 alone (CUDA C++ Programming Guide, "Binary Compatibility" and "Architecture-Specific Features").
+    """
+    number = int(target.removeprefix("sm_").rstrip("af"))
+    if target.endswith("a"):
+        return number == capability
+    return number // 10 == capability // 10 and number <= capability
+
+
 class ShippedArtifacts:
     """Hands out the libraries of a package; nothing is compiled.
 
@@ -73,9 +83,7 @@ class ShippedArtifacts:
         return tuple(self._artifact(self._libraries[key]) for key in keys)
 
     def _fit(self, keys: Sequence[str], device: Device) -> bool:
-        """Whether these cubins run on `device`: those of its own major capability and of no later minor one do."""
-        targets = [int(self._libraries[key].target.removeprefix("sm_")) for key in keys]
-        return all(t // 10 == device.capability // 10 and t <= device.capability for t in targets)
+        return all(cubin_runs(self._libraries[key].target, device.capability) for key in keys)
 
     def _artifact(self, library: Library) -> Artifact:
         """The library, read once more: what is loaded is what was checked."""

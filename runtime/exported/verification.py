@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -41,7 +42,7 @@ def library_faults(package: Package) -> Iterator[str]:
             data, ptx = path.read_bytes(), (package.root / library.ptx).read_text()
             if path.suffix == ".cubin" and not data.startswith(ELF_MAGIC):
                 yield f"{library.file} is no cubin"
-            if f".target {library.target}" not in ptx:
+            if re.search(rf"^\.target {library.target}\b", ptx, re.MULTILINE) is None:
                 yield f"{library.ptx} is not for {library.target}"
             missing = [e for e in library.entries if e.encode() not in data or f".entry {e}" not in ptx]
         if missing:

@@ -88,6 +88,24 @@ def test_the_virtual_counters_are_those_of_the_timed_problem(
 
 
 @pytest.mark.parametrize(
+    ("stage", "status", "code"),
+    [
+        ("gate", "wrong", 1), ("gate", "rejected", 0), ("gate", "not_run", 0), ("timings", "crashed", 1),
+        ("timings", "too_fast", 1), ("timings", "not_run", 0), ("sanitizer", "errors", 1), ("sanitizer", "skipped", 0),
+    ],
+)  # fmt: skip
+def test_the_exit_code_tells_of_any_line_that_failed(
+    stage: str, status: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_stages(stages: object, device: object, journal: Journal, *_: object) -> bool:
+        journal.add(stage, status=status, variant="v", case="c", cell="c", tool="t", reason="", error_ratio=0.0)
+        return True
+
+    monkeypatch.setattr("pagedtune.harness.gpu_day.__main__._run_stages", run_stages)
+    assert main(["--dry", "--results", str(tmp_path)]) == code
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--results", "results/h100"], "do not belong into results/"),

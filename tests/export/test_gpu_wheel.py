@@ -33,12 +33,12 @@ from pagedtune.runtime.exported.calibrate import calibrate
 from pagedtune.runtime.exported.gpu import gpu_here
 from pagedtune.runtime.exported.integrity import check_package
 from pagedtune.runtime.exported.manifest import Manifest
-from pagedtune.runtime.exported.package import Package
+from pagedtune.runtime.exported.package import Package, cubin_runs
 from pagedtune.tuner.cli import main
 from pagedtune.tuner.configs import Configs
 from pagedtune.tuner.errors import UsageError
 from pagedtune.tuner.export import device_of
-from pagedtune.tuner.export_gpu import driver_of
+from pagedtune.tuner.export_gpu import driver_of, target_of
 from pagedtune.tuner.jobs import identify_variant
 from pagedtune.tuner.prove_wheel import prove
 from pagedtune.tuner.run import write_winners
@@ -138,8 +138,9 @@ def test_the_wheel_has_cubins_ptx_and_finalists(package: Package) -> None:
     assert [(c.variant, c.median_us) for c in write.candidates] == [("cuda_kv_write", 4.0)]  # calibration leaves it
     for library in manifest.libraries:
         assert (package.root / library.file).read_bytes()[:4] == b"\x7fELF"
-        assert f".target {library.target}" in (package.root / library.ptx).read_text()
-        assert library.target == "sm_90"
+        assert f".target {library.target}\n" in (package.root / library.ptx).read_text()
+        # Triton 3.x compiles for Hopper's own instructions too, NVRTC here for the capability.
+        assert library.target == ("sm_90a" if library.compiler.startswith("triton") else "sm_90")
         assert {library.file, library.ptx} <= set(manifest.files)
     assert {p.verdict for p in manifest.provenance} == {"emulated"}
     assert {p.time_evidence for p in manifest.provenance} == {"predicted"}
@@ -159,11 +160,24 @@ def test_the_fallback_is_ptx_for_every_later_gpu(package: Package) -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "driver"), [("8.0", "525"), ("8.5", "555"), ("8.8", "575"), ("9.0", "580"), ("99.0", "580")]
+    ("version", "driver"),
+    [("8.0", "525"), ("8.5", "555"), ("8.8", "575"), ("9.0", "580"), ("9.1", "590"), ("99.0", "590")],
 )
 def test_the_driver_of_a_ptx_version(version: str, driver: str) -> None:
-    """CUDA 12.0 needs driver 525, 12.5 555, 12.9 575, 13.0 580; of what is newer nothing less is promised."""
+    """CUDA 12.0 needs driver 525, 12.5 555, 12.9 575, 13.0 580, 13.1 590; of what is newer nothing less is promised."""
     assert driver_of(f"//\n.version {version}\n.target sm_90\n") == driver
+
+
+@pytest.mark.parametrize(
+    ("target", "runs", "does_not"),
+    [("sm_80", (80, 86, 89), (75, 90)), ("sm_86", (86, 89), (80, 90)), ("sm_90", (90,), (89, 100)),
+     ("sm_90a", (90,), (89, 91, 100)), ("sm_100a", (100,), (103, 120)), ("sm_100f", (100, 103), (90, 120))],
+)  # fmt: skip
+def test_which_devices_run_a_cubin(target: str, runs: tuple[int, ...], does_not: tuple[int, ...]) -> None:
+    """CUDA's programming guide: within a major capability, on no earlier minor one; of an `a` target, exactly there."""
+    assert target_of(f".version 9.0\n.target {target}, debug\n") == target
+    assert all(cubin_runs(target, capability) for capability in runs)
+    assert not any(cubin_runs(target, capability) for capability in does_not)
 
 
 class Shipped(CudaPaged):
@@ -293,7 +307,7 @@ def test_the_gpu_here_is_asked_of_the_driver(package: Package) -> None:
     assert package.dispatch.select(CASES[0].op, PROBLEM, FORMAT, Bounds(4, 256)).config.key == "num_warps=4"
     variant = find_variant("triton_split")
     config = variant.config_from({"num_splits": 2, "tile_tokens": 32})
-    with pytest.raises(ArtifactUnavailable, match=r"its binary for sm_90, and this is sm_80"):
+    with pytest.raises(ArtifactUnavailable, match=r"its binary for sm_90a, and this is sm_80"):
         package.artifacts.artifacts(variant, PROBLEM, FORMAT, config, here)
 
 
