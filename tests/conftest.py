@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +15,11 @@ from hypothesis import settings
 # Before torch is loaded: several test processes share the cores, and OpenMP threads that spin while they wait take the
 # time from those that they wait for (measured: a case of the gate takes ten times as long on a busy machine).
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+# A shell starts what it runs in the background with interrupts ignored, and so would be every process that a test
+# starts and then interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The time of one example says nothing on a shared machine; pytest-timeout stops what hangs. Continuous integration
 # repeats the same examples, so that a red run is about the change at hand; other runs look for new ones.

@@ -30,7 +30,10 @@ buckets:
 workloads: [uniform]
 """
 NUM_KILLS = 3
-LIMIT_S = 240.0  # for one start; it takes a tenth of that on an idle machine
+# Beside other tests no cell is quiet enough to end early: a tune takes all of its budget.
+BUDGET_S = 20
+NUM_STARTS = 8  # until nothing is left
+LIMIT_S = 240.0  # for one start
 
 
 @pytest.fixture
@@ -38,7 +41,7 @@ def command(tmp_path: Path) -> list[str]:
     """One tune of `eager` over a sweep of four cells, always the same."""
     sweep = tmp_path / "sweep.yaml"
     sweep.write_text(SWEEP)
-    options = ["--device", "cpu", "--variant", "eager", "--sweep", str(sweep), "--budget", "90"]
+    options = ["--device", "cpu", "--variant", "eager", "--sweep", str(sweep), "--budget", str(BUDGET_S)]
     return [sys.executable, "-m", "pagedtune.tuner.cli", "tune", *options, "--results", str(tmp_path / "results")]
 
 
@@ -79,12 +82,15 @@ def test_killed_tune_loses_and_doubles_nothing(command: list[str], tmp_path: Pat
         before = after
         if not was_killed:
             break
-    finished = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
-    assert finished.returncode == 0, finished.stderr
+    for _ in range(NUM_STARTS):
+        finished = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+        assert finished.returncode == 0, finished.stderr
+        if "4 of 4 cells" in " ".join((finished.stdout + finished.stderr).split()):
+            break
     records = read_records(folder)
     assert records[: len(before)] == before
     assert set(outcomes(records).values()) == {1}
-    assert {r.status for r in records} == {Status.PASSED}
+    assert {r.status for r in records} - {Status.NOT_RUN} == {Status.PASSED}
     table = select(records, records[0].device)
     assert len(table.entries) == 4
     assert json.loads((folder / "winners.json").read_text()) == to_jsonable(table)
