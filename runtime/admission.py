@@ -206,7 +206,7 @@ class Admission:
             self._ledger.adopt(row, blocks, parked.num_tokens, parked.first_block)
             sequence.parked = None
             if sharing is not None:
-                sharing.begin(row, sequence)
+                sharing.begin(row, parked.lease)
         elif fork is not None:
             self._ledger.fork(fork.row, row, fork.position)
             if sharing is not None:

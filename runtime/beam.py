@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,8 +12,10 @@ from .arrays import blocks_for
 from .errors import InvalidRequest, RequestTooLarge
 from .plan import WITHHELD, StepPlan
 from .scheduler import Scheduler
-from .sequence import Finished, Request
+from .sequence import Finished, Request, Sequence
 from .validation import count_of, real_number, require_type
+
+MAX_PENALTY = 32  # (2^31)^32, of more tokens than any row holds, is still a double
 
 
 @dataclass(frozen=True)
@@ -21,12 +24,13 @@ class BeamParams:
 
     Args:
         num_beams: sequences kept at each length.
-        length_penalty: a hypothesis of n tokens scores its log probability / n^penalty: above 0 favours long ones.
+        length_penalty: a hypothesis of n tokens scores its log probability / n^penalty, from -32 to 32: above 0 favours
+            long ones.
         early_stopping: ends with as many finished hypotheses as beams; else once none that runs can beat the worst
             of them, by what it scores now.
 
     Raises:
-        ValueError: no beam, a penalty that is no finite number, or `early_stopping` neither True nor False.
+        ValueError: no beam, a penalty that is no such number, or `early_stopping` neither True nor False.
     """
 
     num_beams: int
@@ -35,7 +39,9 @@ class BeamParams:
 
     def __post_init__(self) -> None:
         count_of("num_beams", self.num_beams, 1)
-        real_number("length_penalty", self.length_penalty, "0 compares sums of log probabilities")
+        penalty = real_number("length_penalty", self.length_penalty, "0 compares sums of log probabilities")
+        if abs(penalty) > MAX_PENALTY:
+            raise InvalidRequest(f"length_penalty={penalty} must be from -{MAX_PENALTY} to {MAX_PENALTY}")
         if not isinstance(self.early_stopping, bool):  # "never" of transformers, taken as true, would be its opposite
             raise ValueError(f"early_stopping={self.early_stopping!r} must be True or False")
 
@@ -55,8 +61,10 @@ class Hypothesis:
 
 @dataclass
 class _Beam:
-    """A running one: its score, its output, and the best continuations once its step has run."""
+    """A running one: its score, its output, and the best continuations once its step has run. A request is known by
+    its sequence: as soon as that has ended, its id is free for another one."""
 
+    sequence: Sequence
     score: float
     tokens: tuple[int, ...]
     candidates: tuple[torch.Tensor, torch.Tensor] | None = None  # (log probabilities, tokens), best first
@@ -64,7 +72,8 @@ class _Beam:
 
 @dataclass
 class BeamSearch:
-    """One search, beside whatever else the scheduler runs.
+    """One search, beside whatever else the scheduler runs. It finds fewer hypotheses than beams where logits of -inf
+    leave no more.
 
     Its beams withhold their tokens: when all of them have run, the best continuations of all become the beams of
     the next length. A beam that goes on twice is forked, one that does not is cancelled. Beams that lost their
@@ -112,7 +121,8 @@ class BeamSearch:
             )
         # Its last token is withheld like the others and never given: not the scheduler ends it, but the search.
         scheduler.add(self.request.with_changes(stop_token_ids=()))
-        self._beams[self.request.request_id] = _Beam(0.0, ())
+        name = self.request.request_id
+        self._beams[name] = _Beam(scheduler.roster.live[name], 0.0, ())
 
     def withhold(self, plan: StepPlan, logits: torch.Tensor, tokens: torch.Tensor) -> None:
         """Takes the logits of its beams, and withholds their tokens; call it between sampling and commit."""
@@ -120,7 +130,7 @@ class BeamSearch:
         if plan.num_samples is not None:
             names = np.repeat(plan.request_ids, plan.num_samples).tolist()
         for i, name in reversed([*enumerate(names)]):  # the first one counts of those that sample after drafts too
-            if (beam := self._beams.get(name)) is not None:
+            if (beam := self._beams.get(name)) is not None and beam.sequence.finished is None:
                 best = torch.log_softmax(logits[i].float(), dim=-1).topk(self._width(logits.shape[1]))
                 beam.candidates = (best.values, best.indices)
                 # A row of NaN has sampled what is no token: that stays, so that `commit` refuses it.
@@ -130,7 +140,7 @@ class BeamSearch:
         """Chooses the next beams if all have run; call it after commit."""
         if self.is_done:
             return
-        if any(name not in scheduler.roster.live for name in self._beams):
+        if any(beam.sequence.finished is not None for beam in self._beams.values()):
             self.cancel(scheduler)  # somebody cancelled a beam: that ends the search
             return
         if not all(scheduler.lacks_token(name) for name in self._beams):
@@ -143,7 +153,8 @@ class BeamSearch:
 
     def cancel(self, scheduler: Scheduler) -> tuple[Finished, ...]:
         """Gives up what runs."""
-        ended = tuple(scheduler.cancel(name) for name in self._beams if name in scheduler.roster.live)
+        running = [name for name, beam in self._beams.items() if beam.sequence.finished is None]
+        ended = tuple(map(scheduler.cancel, running))
         self._beams.clear()
         self.is_done = True
         return ended
@@ -173,6 +184,8 @@ class BeamSearch:
         last = length == self.request.max_new_tokens
         running = []
         for rank, (score, name, token) in enumerate(ranked):
+            if score == -math.inf:
+                break  # logits of -inf exclude a token
             if not last and token not in self.request.stop_token_ids:
                 running.append((score, name, token))
             elif rank < self.params.num_beams:
@@ -192,13 +205,14 @@ class BeamSearch:
         before, after = self._beams, dict[str, _Beam]()
         in_place: dict[str, int] = {}
         for score, parent, token in chosen:
-            beam = _Beam(score, (*before[parent].tokens, token))
+            beam = _Beam(before[parent].sequence, score, (*before[parent].tokens, token))
             if parent not in in_place:
                 in_place[parent] = token
                 after[parent] = beam
                 continue
             name = self._unused_name(scheduler)
             scheduler.fork(parent, name, tokens=(token,))
+            beam.sequence = scheduler.roster.live[name]
             after[name] = beam
             self._beams = before | after  # all that run, for `cancel`, should the next fork be refused
         self._beams = after

@@ -219,19 +219,19 @@ class BlockTables:
         return self._host_tables[rows, column].astype(np.int64) * self.block_size + offset
 
     def differences(self) -> tuple[IntArray, npt.NDArray[np.int32]] | None:
-        """Indices into the flat tables that changed since the last call, and their values, to be sent; None if none.
+        """Indices into the flat tables that are still to be sent, and their values; None if there are none.
 
-        Whoever takes them must bring them to the device with `apply`.
+        They stay so until `apply` has brought them to the device.
         """
         if not self._dirty:
             return None
         index = self._dirty[0] if len(self._dirty) == 1 else np.concatenate(self._dirty)
-        self._dirty.clear()
         return index, self._host[index]
 
     def apply(self, index: torch.Tensor, values: torch.Tensor) -> None:
-        """Writes differences that are on the device already, in stream order."""
+        """Writes all that was to be sent, and is on the device already, in stream order."""
         self._device[index] = values
+        self._dirty.clear()
 
     def flush(self) -> int:
         """Brings the device up to date and returns how many entries of the tables were sent.
@@ -241,9 +241,11 @@ class BlockTables:
         changes = self.differences()
         if self.device.type == "meta":
             self.lens_changed = False
+            self._dirty.clear()
         elif changes is not None:
             if self._near:
                 self._near_tables[changes[0]] = changes[1]
+                self._dirty.clear()
             else:
                 self.apply(to_device(changes[0], self.device), to_device(changes[1], self.device))
         if self.lens_changed:

@@ -9,7 +9,7 @@ from .allocator import BlockAllocator
 from .arrays import blocks_for
 from .beam import BeamParams, BeamSearch, Hypothesis
 from .block_tables import BlockTables
-from .errors import Invariant, InvariantViolation, PagedRuntimeError, RequestTooLarge
+from .errors import Invariant, InvariantViolation, PagedRuntimeError
 from .kv_shadow import KVShadow
 from .metrics import SequenceReport, Snapshot
 from .plan import StepOutput
@@ -23,7 +23,7 @@ from .step_model import Forward, StepModel
 from .step_times import StepTimes
 from .swap import SwapSpace
 from .token_stream import TokenStream
-from .validation import require_type, token_ids
+from .validation import token_ids
 
 __all__ = ["DecodeLoop", "Forward", "StepModel"]
 
@@ -49,7 +49,8 @@ class DecodeLoop:
 
     Raises:
         CacheInUse: another loop has the model's cache.
-        ValueError: a swap space that moves nothing, or blocks of another cache; else as `Scheduler`.
+        ValueError: a swap space that moves nothing, or blocks of another cache; a window below that of a layer, as
+            far as the model's attribute `problems` tells; else as `Scheduler`.
     """
 
     def __init__(
@@ -65,11 +66,14 @@ class DecodeLoop:
         cache, limits = model.cache, model.limits
         if swap is not None:
             swap.require_mover_of(cache)
+        _require_window(model, window)
         self.model = model
         self.allocator = BlockAllocator(cache.num_blocks)
         max_blocks = blocks_for(limits.max_context_len, cache.block_size)
         self.tables = BlockTables(limits.max_num_seqs, max_blocks, cache.block_size, cache.device, cache.null_block)
-        config = SchedulerConfig(limits.token_budget, watermark_blocks, model.vocab_size, debug, window)
+        config = SchedulerConfig(
+            limits.token_budget, watermark_blocks, model.vocab_size, debug, window, limits.max_context_len
+        )
         self.prefix_cache = PrefixCache(self.allocator, cache.block_size) if prefix_cache else None
         self.scheduler = Scheduler(self.allocator, self.tables, config, swap, self.prefix_cache)
         self.times = StepTimes()
@@ -91,18 +95,8 @@ class DecodeLoop:
             InvalidRequest: its id is in use, or a token of its prompt or stop tokens is outside the vocabulary.
             CacheInUse: this loop is closed.
         """
-        self._require_short(request)
-        self.scheduler.add(request)
-
-    def _require_short(self, request: Request) -> None:
         self.model.cache.require_claim(self)
-        require_type("request", request, Request)
-        longest = self.model.limits.max_context_len
-        if request.max_total_tokens > longest:
-            raise RequestTooLarge(
-                f"request {request.request_id!r}: {len(request.prompt)} prompt and up to {request.max_new_tokens} new "
-                f"tokens exceed max_context_len={longest}: shorten it, or raise the limit"
-            )
+        self.scheduler.add(request)
 
     def add_all(self, requests: Iterable[Request]) -> tuple[str, ...]:
         """Queues all of `requests` or, if one is refused, none; returns their ids.
@@ -110,16 +104,15 @@ class DecodeLoop:
         Raises:
             RequestTooLarge, InvalidRequest: as for `add`.
         """
-        added: list[str] = []
+        added: list[LiveSequence] = []
         try:
             for request in requests:
                 self.add(request)
-                added += request.sample_ids
+                added += self._sequences(request.sample_ids)
         except BaseException:
-            for request_id in added:
-                self.scheduler.cancel(request_id)
+            self._cancel_live(added)
             raise
-        return tuple(added)
+        return tuple(sequence.request_id for sequence in added)
 
     def cancel(self, request_id: str) -> Finished:
         """Ends a request now and returns what it had produced.
@@ -258,14 +251,16 @@ class DecodeLoop:
         return self.run(requests)
 
     def beam_search(self, request: Request, params: BeamParams) -> list[Hypothesis]:
-        """Searches for the most probable outputs, beside whatever else runs; returns as many as beams, best first.
+        """Searches for the most probable outputs, beside whatever else runs; best first.
+
+        There are as many as beams, or fewer where logits of -inf leave no more.
 
         Raises:
             RequestTooLarge: the pool does not hold all beams at their longest, or the model not the longest.
             InvalidRequest: as for `add`.
         """
+        self.model.cache.require_claim(self)
         search = BeamSearch(request, params)
-        self._require_short(request)
         search.start(self.scheduler)
         self._searches.append(search)
         try:
@@ -337,3 +332,14 @@ class DecodeLoop:
                 f"{self.allocator.num_free} of {self.allocator.num_blocks} blocks are free, {cached} cached: some lost"
             )
             raise InvariantViolation(Invariant.CONSERVATION, detail)
+
+
+def _require_window(model: StepModel, window: int | None) -> None:
+    """Raises ValueError if a layer of the model, as far as it tells, attends to blocks that would be given back."""
+    for problem in () if window is None else getattr(model, "problems", ()):
+        if problem.window is None or problem.window > window:
+            seen = "all earlier tokens" if problem.window is None else f"the last {problem.window} tokens"
+            raise ValueError(
+                f"window={window}, and a layer of the model attends to {seen}: their blocks would be given back. Give "
+                "the widest window of its layers, or none"
+            )

@@ -186,14 +186,29 @@ class KVLedger:
         Args:
             reads: see `BlockAllocator.begin_step`.
         """
-        if not self._copies:
+        if not self._copies or (copies := self.next_copies) is None:
             return self.allocator.begin_step(reads), None
-        sources = np.concatenate([source for source, _ in self._copies])
-        destinations = np.concatenate([destination for _, destination in self._copies])
+        sources = copies[:, 0].copy()
         step = self.allocator.begin_step(None if reads is None else np.concatenate((reads, sources)))
         self._copies.clear()
         self.allocator.free(sources)  # only now: the step that reads them is in flight, so they are fenced
-        return step, np.stack((sources, destinations), axis=1)
+        return step, copies
+
+    @property
+    def next_copies(self) -> IntArray | None:
+        """The (source, destination) copies of the next step to begin, as booked until now, [k, 2]; None without any."""
+        if not self._copies:
+            return None
+        sources = np.concatenate([source for source, _ in self._copies])
+        destinations = np.concatenate([destination for _, destination in self._copies])
+        return np.stack((sources, destinations), axis=1)
+
+    def forget_copies(self) -> None:
+        """Forgets the copies of a step that will not begin: the rows that they are for are to be released next."""
+        for sources, _ in self._copies:
+            self.allocator.free(sources)
+        self._copies.clear()
+        self._unsure = [entry for entry in self._unsure if entry[0] <= self.allocator.last_step]
 
     def finish_step(self, step: int, index: RowIndex, ends: IntArray) -> None:
         """Ends a step that went well.

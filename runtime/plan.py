@@ -162,7 +162,7 @@ def sampled_logprobs(plan: StepPlan, logprobs: Any) -> npt.NDArray[np.float32]:
         ValueError: another number of them.
     """
     if isinstance(logprobs, torch.Tensor):
-        logprobs = logprobs.cpu().numpy()
+        logprobs = logprobs.detach().float().cpu().numpy()  # numpy lacks bfloat16
     values = np.asarray(logprobs, np.float32)
     if values.shape != (plan.sampling.seed.size,):
         raise ValueError(f"step {plan.step} samples {plan.sampling.seed.size} tokens, not {values.shape} logprobs")

@@ -106,10 +106,10 @@ class Planner:
             sampling = sampling.spread(each, later + np.repeat(each > 1, each))  # their first one is not pending
         slots = tables.slot_mapping(token_rows, positions)
         arrays = (state.inputs(token_rows, positions), positions, slots, query_start_loc, sample_index)
-        step, sent, copies = self._send(rows, arrays)
+        sent, copies = self._send(arrays)
         block_table, device_lens = tables.batch(rows)
         return StepPlan(
-            step=step,
+            step=self._begin(rows),
             rows=rows,
             tickets=state.ticket[rows],
             request_ids=state.request_ids[rows],
@@ -146,13 +146,13 @@ class Planner:
         ends = state.num_scheduled[index].copy()
         inputs = state.last_inputs(index)
         state.num_pending[index] += 1
-        step, sent, copies = self._send(batch.rows, (inputs, ends - 1, slots))
+        sent, copies = self._send((inputs, ends - 1, slots))
         batch.max_context_len += 1
         width = blocks_for(batch.max_context_len, tables.block_size)
         block_table, context_lens = batch.tables(tables.block_tables, tables.context_lens, width)
         each = batch.sampling
         return StepPlan(
-            step=step,
+            step=self._begin(batch.rows),
             rows=batch.rows,
             tickets=batch.tickets,
             request_ids=batch.request_ids,
@@ -177,23 +177,28 @@ class Planner:
             wants_logprobs=batch.wants_logprobs,
         )
 
-    def _send(
-        self, rows: IntArray, arrays: tuple[npt.NDArray[Any], ...]
-    ) -> tuple[int, tuple[torch.Tensor, ...], torch.Tensor | None]:
-        """Begins the step and brings its arrays, and what changed in the tables, to the device."""
-        tables, count = self._tables, len(arrays)
-        step, copies = self._ledger.begin_step(tables.blocks_of(rows) if self._record_reads else None)
+    def _send(self, arrays: tuple[npt.NDArray[Any], ...]) -> tuple[tuple[torch.Tensor, ...], torch.Tensor | None]:
+        """Brings the arrays of the next step, its copies, and what changed in the tables, to the device.
+
+        That takes memory, which may be lacking: the step begins when all of it is there.
+        """
+        tables, count, copies = self._tables, len(arrays), self._ledger.next_copies
         if self._staging is None:
             tables.flush()
             sent = tuple(map(torch.from_numpy, arrays))
-            return step, sent, None if copies is None else torch.from_numpy(copies)
+            return sent, None if copies is None else torch.from_numpy(copies)
         changes = tables.differences()
         more: tuple[npt.NDArray[Any], ...] = (tables.stored.astype(np.int32),)
         more += () if changes is None else changes
         more += () if copies is None else (copies,)
-        sent = self._staging.send(step, self._ledger.allocator.steps_in_flight, (*arrays, *more))
+        allocator = self._ledger.allocator
+        sent = self._staging.send(allocator.last_step + 1, allocator.steps_in_flight, (*arrays, *more))
         tables.context_lens.copy_(sent[count])
         tables.lens_changed = False
         if changes is not None:
             tables.apply(sent[count + 1], sent[count + 2])
-        return step, sent[:count], None if copies is None else sent[-1]
+        return sent[:count], None if copies is None else sent[-1]
+
+    def _begin(self, rows: IntArray) -> int:
+        """Begins the step over `rows` and returns its number."""
+        return self._ledger.begin_step(self._tables.blocks_of(rows) if self._record_reads else None)[0]

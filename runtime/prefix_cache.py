@@ -18,6 +18,7 @@ from .prefix_events import (
     EventLog,
     Evicted,
     Hit,
+    Invalidated,
     Namespace,
     PrefixStatistics,
     Stored,
@@ -47,12 +48,13 @@ class PrefixCache:
     Args:
         allocator: owner of the blocks.
         block_size: tokens of one block.
-        min_copy_tokens: fewest tokens for which a block is copied; default a quarter of a block.
+        min_copy_tokens: fewest tokens for which a block is copied, at least one; default a quarter of a block.
         max_pinned_blocks: most blocks that pins may keep. A scheduler must hold back as many when it judges
             whether a request fits the pool.
         max_events: events kept for `take_events`; 0 records none.
 
     Attributes:
+        allocator: owner of the blocks.
         statistics: counts since the start.
 
     Raises:
@@ -71,10 +73,10 @@ class PrefixCache:
         self.block_size = block_size
         if min_copy_tokens is None:
             min_copy_tokens = max(1, block_size // 4)
-        self.min_copy_tokens = count_of("min_copy_tokens", min_copy_tokens)
+        self.min_copy_tokens = max(1, count_of("min_copy_tokens", min_copy_tokens))
         self.max_pinned_blocks = count_of("max_pinned_blocks", max_pinned_blocks)
         self.statistics = PrefixStatistics()
-        self._allocator = allocator
+        self.allocator = allocator
         self._tree = PrefixTree(block_size * TOKEN_BYTES)
         self._events = EventLog(count_of("max_events", max_events))
 
@@ -97,6 +99,9 @@ class PrefixCache:
         """Looks for the longest cached prefix of `tokens`, [n], and changes nothing.
 
         At least one token is left over, as a sequence needs a query to continue from.
+
+        Raises:
+            ValueError: `tokens` are no integers in one dimension, or one is not below 2^31.
         """
         data = pack(tokens)
         queried = len(data) // TOKEN_BYTES
@@ -122,8 +127,8 @@ class PrefixCache:
         """
         lease = self._take(match, is_pin=False)
         if match.copy is not None:
-            lease.node.children[match.copy.key].read_until = self._allocator.last_step + 1
-        self._allocator.add_reference(match.blocks)
+            lease.node.children[match.copy.key].read_until = self.allocator.last_step + 1
+        self.allocator.add_reference(match.blocks)
         self._count_query(match)
         return lease
 
@@ -162,6 +167,7 @@ class PrefixCache:
 
         Raises:
             DoubleFree: the lease has ended.
+            PoolExhausted: it is a pin, and pins would keep more than `max_pinned_blocks`.
         """
         lease.require_live()
         tokens = np.asarray(tokens)
@@ -173,6 +179,8 @@ class PrefixCache:
         runs: list[IntArray] = []
         place = walk(lease.node, data, 0, unit, runs)
         found = _joined(runs)
+        if lease.is_pin:
+            self._require_pinnable(place, count - start - found.size)
         own = blocks[start : start + found.size]
         differs = _NONE if found.tobytes() == own.tobytes() else np.flatnonzero(found != own)
         node = self._tree.cut(place)
@@ -192,7 +200,7 @@ class PrefixCache:
         """
         lease.require_live()
         lease.is_released = True
-        self._tree.unlock(lease.node, lease.is_pin, self._allocator.last_step)
+        self._tree.unlock(lease.node, lease.is_pin, self.allocator.last_step)
 
     def pin(self, tokens: npt.ArrayLike, namespace: Namespace = DEFAULT_NAMESPACE) -> Lease:
         """Keeps what is cached of `tokens` from being evicted until `release`; the lease tells how much that is.
@@ -201,9 +209,8 @@ class PrefixCache:
             PoolExhausted: pins would keep more than `max_pinned_blocks`.
         """
         match = self.match(tokens, namespace)
-        more = 0 if match.place is None else sum(count for node, count in match.place.runs() if node.pins == 0)
-        if self.num_pinned + more > self.max_pinned_blocks:
-            raise PoolExhausted(more, self.max_pinned_blocks - self.num_pinned, 0, self._allocator.num_reserved)
+        if match.place is not None:
+            self._require_pinnable(match.place)
         return self._take(match, is_pin=True)
 
     def evict(self, count: int) -> int:
@@ -215,7 +222,7 @@ class PrefixCache:
             ValueError: `count` is no integer, or is negative.
         """
         count = count_of("count", count)
-        steps = self._allocator.steps_in_flight
+        steps = self.allocator.steps_in_flight
         free: list[IntArray] = []
         fenced: list[IntArray] = []
         left = count
@@ -226,8 +233,8 @@ class PrefixCache:
             left -= gone.size
             self._tree.shorten(node, cut)
         if free or fenced:
-            self._allocator.recycle(_joined(free))
-            self._allocator.free(_joined(fenced))
+            self.allocator.recycle(_joined(free))
+            self.allocator.free(_joined(fenced))
             gone = _joined(free + fenced)
             self.statistics.evicted_blocks += gone.size
             if self._events:
@@ -240,7 +247,8 @@ class PrefixCache:
         Sequences that run keep what they have; what was cached is evicted like the rest and never found again.
         """
         for name in [*self._tree.roots] if namespace is None else [namespace]:
-            self._tree.orphan(name)
+            if self._tree.orphan(name) and self._events:
+                self._events.add(Invalidated(name))
 
     def take_events(self) -> tuple[tuple[Event, ...], int]:
         """The events since the last call, oldest first, and how many older ones were lost."""
@@ -258,6 +266,12 @@ class PrefixCache:
         """
         self._tree.check()
 
+    def _require_pinnable(self, place: Place, num_new: int = 0) -> None:
+        """Raises PoolExhausted unless pins may keep what leads to `place`, and `num_new` blocks behind it."""
+        more = num_new + sum(count for node, count in place.runs() if node.pins == 0)
+        if self.num_pinned + more > self.max_pinned_blocks:
+            raise PoolExhausted(more, self.max_pinned_blocks - self.num_pinned, 0, self.allocator.num_reserved)
+
     def _take(self, match: PrefixMatch, is_pin: bool) -> Lease:
         if not self.is_current(match):
             raise ValueError("the prefix cache has changed since this match: call match again, then acquire at once")
@@ -273,8 +287,8 @@ class PrefixCache:
         node = lease.node
         if self._events:
             parent = int(node.blocks[-1]) if node.blocks.size else NO_BLOCK
-            self._events.add(Stored(self._tree.root_of(node).namespace, parent, blocks.copy(), key))
-        self._allocator.add_reference(blocks)
+            self._events.add(Stored(self._tree.namespace_of(node), parent, blocks.copy(), key))
+        self.allocator.add_reference(blocks)
         self.statistics.stored_blocks += blocks.size
         lease.node = self._tree.grow(node, key, blocks, lease.is_pin)
 

@@ -28,9 +28,12 @@ DEFAULT_NAMESPACE = Namespace()
 
 @dataclass(frozen=True, eq=False)
 class Stored:
-    """Blocks entered the cache, behind `parent` (-1: at the start). `tokens` are theirs, int32 packed."""
+    """Blocks entered the cache, behind `parent` (-1: at the start). `tokens` are theirs, int32 packed.
 
-    namespace: Namespace
+    The namespace is None for those of a sequence that ran when its own was invalidated: nobody finds them.
+    """
+
+    namespace: Namespace | None
     parent: int
     blocks: IntArray
     tokens: bytes
@@ -52,7 +55,14 @@ class Hit:
     num_queried: int
 
 
-Event = Stored | Evicted | Hit
+@dataclass(frozen=True)
+class Invalidated:
+    """Nothing stored in the namespace so far is found any more; its blocks leave later, as others do."""
+
+    namespace: Namespace
+
+
+Event = Stored | Evicted | Hit | Invalidated
 
 
 @dataclass

@@ -18,8 +18,18 @@ _CHUNK = 512  # keys in one list of `SortedKeys`
 
 
 def pack(tokens: npt.ArrayLike) -> bytes:
-    """Tokens as int32 in native order: equal bytes are equal tokens, and memcmp compares them."""
-    return np.asarray(tokens, np.int32).tobytes()
+    """Tokens as int32 in native order: equal bytes are equal tokens, and memcmp compares them.
+
+    Raises:
+        ValueError: they are no integers in one dimension, or one does not fit: cut short, it would be another token.
+    """
+    given = np.asarray(tokens)
+    if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
+        raise ValueError(f"tokens of type {given.dtype} and shape {given.shape}: expected integers in one dimension")
+    packed = given.astype(np.int32, copy=False)
+    if packed is not given and given.size and not np.array_equal(packed, given):
+        raise ValueError(f"a token of {given.min()} to {given.max()} is none: token ids are below 2^31")
+    return packed.tobytes()
 
 
 def common_bytes(data: bytes, start: int, key: bytes) -> int:

@@ -27,9 +27,13 @@ class PrefixSharing:
     Args:
         cache: shared with nobody else.
         ledger, rows: of the scheduler.
+
+    Raises:
+        ValueError: a cache of other blocks, or a window.
     """
 
     def __init__(self, cache: PrefixCache, ledger: KVLedger, rows: RunningRows) -> None:
+        _require_same_blocks(cache, ledger)
         self.cache, self._ledger, self._rows = cache, ledger, rows
         self._leases: dict[int, Lease] = {}
         self._last: tuple[Sequence | None, PrefixMatch] = (None, cache.match(()))  # the queue's head asks every step
@@ -61,11 +65,15 @@ class PrefixSharing:
             blocks = np.concatenate((match.blocks, copied)).astype(np.int64)
             self._ledger.adopt(row, blocks, match.num_tokens(self.cache.block_size), overwrites=bool(copied))
 
-    def begin(self, row: int, sequence: Sequence) -> None:
+    def keep(self, row: int) -> Lease | None:
+        """For a row that leaves with its own K and V, to host memory: what `begin` wants when it is back."""
+        lease = self._leases.get(row)
+        return None if lease is None else self.cache.share(lease, 0)
+
+    def begin(self, row: int, lease: Lease | None) -> None:
         """Lets a row that brings its own K and V, from host memory, leave them in the cache later."""
-        namespace = sequence.request.namespace
-        if namespace is not None:
-            self._leases[row] = self.cache.acquire(self.cache.match((), namespace))
+        if lease is not None:
+            self._leases[row] = lease
 
     def fork(self, source: int, row: int, position: int) -> None:
         """Lets `row`, which has just been given the first `position` tokens of `source`, keep what that one keeps."""
@@ -131,3 +139,16 @@ class PrefixSharing:
             if not np.array_equal(blocks, named) or not np.array_equal(tokens, own):
                 detail = f"the lease of row {row} keeps blocks {blocks.tolist()}, its table names {named.tolist()}"
                 raise InvariantViolation(Invariant.PREFIX_TREE, detail)
+
+
+def _require_same_blocks(cache: PrefixCache, ledger: KVLedger) -> None:
+    """Raises ValueError unless the cache can keep the blocks of the ledger."""
+    if ledger.window is not None:
+        raise ValueError(f"window={ledger.window}: blocks behind it are given back, so no prefix stays to share")
+    if cache.allocator is not ledger.allocator:
+        raise ValueError("the prefix cache has another allocator than the scheduler: build both with one")
+    if cache.block_size != ledger.tables.block_size:
+        raise ValueError(
+            f"the prefix cache has blocks of {cache.block_size} tokens and the tables of "
+            f"{ledger.tables.block_size}: build both with one size"
+        )

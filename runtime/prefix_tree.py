@@ -46,11 +46,11 @@ class PrefixTree:
         runs = [node.blocks for root in self.all_roots for node in root.descendants()]
         return np.concatenate([np.empty(0, np.int64), *runs])
 
-    def root_of(self, node: Node) -> Root:
-        """The root above a node."""
+    def namespace_of(self, node: Node) -> Namespace | None:
+        """Where a node is found; None if that has been invalidated since."""
         *_, root = node.path()
         assert isinstance(root, Root)
-        return root
+        return None if root in self._orphans else root.namespace
 
     def cut(self, place: Place) -> Node:
         """The node that ends at `place`, made if there is none."""
@@ -122,12 +122,13 @@ class PrefixTree:
         parent.detach(leaf, self.unit)
         self._let_go(parent)
 
-    def orphan(self, namespace: Namespace) -> None:
-        """Makes a namespace start empty; its nodes stay until they are evicted."""
+    def orphan(self, namespace: Namespace) -> bool:
+        """Makes a namespace start empty; its nodes stay until they are evicted. Whether there was anything of it."""
         root = self.roots.pop(namespace, None)
         if root is not None:
             self.version += 1
             self._orphans.add(root)
+        return root is not None
 
     def check(self) -> None:
         """Raises InvariantViolation where the tree is wrong."""

@@ -186,6 +186,18 @@ class Roster:
         self.waiting.appendleft(sequence)
         return sequence.request_id
 
+    def compute_anew(self, rows: IntArray) -> None:
+        """Preempts those of `rows` that run, without a look at the policy: what they hold is not to be trusted."""
+        chosen = set(rows.tolist())
+        for row in self.running[::-1].tolist():
+            if row in chosen:
+                self.preempt(row, recompute=True)
+
+    def give_up(self, rows: IntArray) -> None:
+        """Takes back what was booked for a step over `rows` that could not be planned: it has not begun."""
+        self._ledger.forget_copies()
+        self.compute_anew(rows)
+
     def rows_sequence(self, row: int) -> Sequence:
         """The sequence that runs in `row`."""
         return self.live[self.rows.request_ids[row]]
@@ -203,12 +215,14 @@ class Roster:
         if host_blocks is None:
             return None
         self.num_swapped += 1
-        return Parked(host_blocks, first, count)
+        return Parked(host_blocks, first, count, None if self.sharing is None else self.sharing.keep(row))
 
     def unpark(self, sequence: Sequence) -> None:
         """Forgets what a sequence has in host memory."""
         if sequence.parked is not None and self.swap is not None:
             self.swap.drop(sequence.parked.host_blocks)
+            if self.sharing is not None and sequence.parked.lease is not None:
+                self.sharing.cache.release(sequence.parked.lease)
         sequence.parked = None
 
     def end(self, sequence: Sequence, reason: FinishReason) -> Finished:

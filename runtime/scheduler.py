@@ -80,7 +80,8 @@ class Scheduler:
         self.rows = self.roster.rows
         self._pinned_most = 0
         if prefix_cache is not None:
-            self._share(prefix_cache)
+            self.roster.sharing = PrefixSharing(prefix_cache, self.ledger, self.rows)
+            self._pinned_most = prefix_cache.max_pinned_blocks
         self._admission = Admission(self.ledger, self.roster, self.config.token_budget, self.config.watermark_blocks)
         self._planner = Planner(self.rows, self.ledger, self.config.debug)
         self._collector = Collector(self.ledger, self.roster)
@@ -88,19 +89,6 @@ class Scheduler:
         self._has_drafts = False
         # `ends` of the plans of the last two steps, by the lowest bit of their numbers: no more are in flight.
         self._flight: list[IntArray | None] = [None, None]
-
-    def _share(self, prefix_cache: PrefixCache) -> None:
-        if self.config.window is not None:
-            raise ValueError(
-                f"window={self.config.window}: blocks behind it are given back, so no prefix stays to share"
-            )
-        if prefix_cache.block_size != self.tables.block_size:
-            raise ValueError(
-                f"the prefix cache has blocks of {prefix_cache.block_size} tokens and the tables of "
-                f"{self.tables.block_size}: build both with one size"
-            )
-        self.roster.sharing = PrefixSharing(prefix_cache, self.ledger, self.rows)
-        self._pinned_most = prefix_cache.max_pinned_blocks
 
     @property
     def has_work(self) -> bool:
@@ -116,7 +104,7 @@ class Scheduler:
         """Queues a request.
 
         Raises:
-            RequestTooLarge: it could not finish even if it had the pool to itself.
+            RequestTooLarge: it could not finish even if it had the pool to itself, or may grow too long.
             InvalidRequest: its id is that of a live request, or a token is outside the vocabulary.
         """
         require_type("request", request, Request)
@@ -126,6 +114,7 @@ class Scheduler:
         self.roster.add(request)
 
     def _require_fits(self, request: Request) -> None:
+        self.config.require_short(request)
         needed = blocks_for(request.max_stored_tokens, self.tables.block_size)
         most = min(self.most_blocks, self.tables.max_blocks)
         if needed > most:
@@ -136,6 +125,9 @@ class Scheduler:
 
     def schedule(self) -> StepPlan | None:
         """Plans and begins the next step. None if there is nothing to run, or nothing before a step is committed.
+
+        Whatever else is raised, as by a device without memory, passes through: no step has begun, and sequences that
+        were to be in it are computed anew, losing no token.
 
         Raises:
             StepError: two steps are in flight.
@@ -235,10 +227,7 @@ class Scheduler:
         """
         self._require_own(plan)
         self.allocator.end_step(plan.step)
-        alive = set(plan.rows[self.rows.ticket[plan.rows] == plan.tickets].tolist())
-        for row in self.roster.running[::-1].tolist():
-            if row in alive:
-                self.roster.preempt(row, recompute=True)
+        self.roster.compute_anew(plan.rows[self.rows.ticket[plan.rows] == plan.tickets])
 
     def cancel(self, request_id: str) -> Finished:
         """Ends a request at any point, also while a step over it is in flight; returns what it had produced.
@@ -276,7 +265,7 @@ class Scheduler:
             RequestFinished, UnknownRequest: as for `cancel`.
             InvalidRequest: the id is in use, a position outside the tokens, a token outside the vocabulary, or
                 nothing is left to generate.
-            RequestTooLarge: it could not finish even if it had the pool to itself.
+            RequestTooLarge: as for `add`.
         """
         source = self.roster.find(request_id)
         fork = branch(source, self.roster.tokens_of(source), new_id, position, tokens, sampling, max_new_tokens)
@@ -345,7 +334,11 @@ class Scheduler:
         if batch is None or not known:
             batch = DecodeBatch(self.rows, np.sort(roster.running), roster.epoch, self.tables.device)
             self._batch = batch
-        return self._planner.one_token_each(batch)
+        try:
+            return self._planner.one_token_each(batch)
+        except BaseException:
+            self.roster.give_up(batch.rows)
+            raise
 
     def _all_decode(self) -> bool:
         """Whether every running sequence can compute one token: none is amid its prompt or has its last on the way."""
@@ -369,7 +362,11 @@ class Scheduler:
         order = np.argsort(rows)
         rows, counts = rows[order], counts[order]
         self.ledger.advance(rows, counts)
-        return self._planner.any_mix(rows, counts, self.roster.epoch, preempted)
+        try:
+            return self._planner.any_mix(rows, counts, self.roster.epoch, preempted)
+        except BaseException:
+            self.roster.give_up(rows)
+            raise
 
     def _with_drafts(self, counts: IntArray) -> IntArray:
         """`counts` of the running rows, and their drafts where budget and free blocks allow them: all or none."""

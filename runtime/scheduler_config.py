@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .errors import RequestTooLarge
+from .sequence import Request
 from .validation import count_of
 
 
@@ -20,9 +22,10 @@ class SchedulerConfig:
         debug: records what each step reads, so that `check()` proves that nothing of it was recycled too early.
         window: tokens that the widest layer attends to, the query's own included, if no layer attends to all: blocks
             behind it are given back.
+        max_context_len: most tokens of one sequence, prompt and output, forks included; None asks for blocks alone.
 
     Raises:
-        ValueError: a budget, vocabulary or window below 1, or a negative watermark.
+        ValueError: a budget, vocabulary, window or length below 1, or a negative watermark.
     """
 
     token_budget: int = 2048
@@ -30,10 +33,20 @@ class SchedulerConfig:
     vocab_size: int | None = None
     debug: bool = False
     window: int | None = None
+    max_context_len: int | None = None
 
     def __post_init__(self) -> None:
         count_of("token_budget", self.token_budget, 1)
         count_of("watermark_blocks", self.watermark_blocks)
-        for name in ("vocab_size", "window"):
+        for name in ("vocab_size", "window", "max_context_len"):
             if getattr(self, name) is not None:
                 count_of(name, getattr(self, name), 1)
+
+    def require_short(self, request: Request) -> None:
+        """Raises RequestTooLarge if a request may grow beyond `max_context_len`."""
+        longest = self.max_context_len
+        if longest is not None and request.max_total_tokens > longest:
+            raise RequestTooLarge(
+                f"request {request.request_id!r}: {len(request.prompt)} prompt and up to {request.max_new_tokens} new "
+                f"tokens exceed max_context_len={longest}: shorten it, or raise the limit"
+            )

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from .arrays import IntArray
 from .errors import InvalidRequest
 from .prefix_events import DEFAULT_NAMESPACE, Namespace
+from .prefix_lease import Lease
 from .sampling import SamplingParams
 from .validation import INT64_MAX, require_tokens, token_ids, whole_number
 
@@ -200,11 +201,14 @@ class Parked:
         host_blocks: int64: where, in the order of its tokens; the first ones may have been behind the window.
         first_block: blocks before them that were given back.
         num_tokens: tokens that they hold.
+        lease: on no block, but on the namespace of the prefix cache as it was: what was computed before an
+            invalidation is not found after it. None shares nothing.
     """
 
     host_blocks: IntArray
     first_block: int
     num_tokens: int
+    lease: Lease | None = None
 
 
 @dataclass(frozen=True)
@@ -215,7 +219,7 @@ class Finished:
         request_id: the caller's name.
         tokens: output, without the prompt; after `STOP` the last one is the stop token.
         reason: why it ended.
-        num_preemptions: times that it lost its blocks because the pool was full.
+        num_preemptions: times that it lost its blocks: the pool was full, a step failed, or `preempt` took them.
         logprobs: log probability of each token, if the request asked; NaN where the engine gave none.
     """
 

@@ -156,7 +156,7 @@ def test_more_samples_than_anybody_draws_are_refused_before_the_host_is_full_of_
 @pytest.mark.parametrize(
     "changes",
     [
-        {"num_beams": 0}, {"num_beams": 1.5}, {"length_penalty": float("nan")},
+        {"num_beams": 0}, {"num_beams": 1.5}, {"length_penalty": float("nan")}, {"length_penalty": 33},
         {"early_stopping": "never"}, {"early_stopping": None}, {"early_stopping": 1},
     ],
 )  # fmt: skip

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pagedtune.runtime.allocator import BlockAllocator
 from pagedtune.runtime.errors import DoubleFree, PoolExhausted
 from pagedtune.runtime.prefix_cache import PrefixCache
-from pagedtune.runtime.prefix_events import Evicted, Hit, Namespace, Stored
+from pagedtune.runtime.prefix_events import Evicted, Hit, Invalidated, Namespace, Stored
 from pagedtune.runtime.prefix_node import MAX_RUN, SortedKeys, common_bytes, common_tokens, pack
 
 BLOCK_SIZE = 4
@@ -77,6 +77,25 @@ def test_a_copy_for_too_few_tokens_is_not_offered() -> None:
     pool.serve(range(8))
     assert pool.cache.match([0, 1, 2, 3, 4, 5, 99]).copy is None
     assert pool.cache.match([0, 1, 2, 3, 4, 5, 6, 99]).copy_tokens == 3
+
+
+def test_no_block_is_copied_for_no_token_of_it() -> None:
+    pool = Pool(min_copy_tokens=0)
+    pool.serve(range(8))
+    assert pool.cache.match([90, 91, 92, 93, 94]).copy_block == -1
+    assert pool.cache.match([0, 91, 92, 93, 94]).copy_tokens == 1
+
+
+@pytest.mark.parametrize(
+    "tokens", [[0.9, 1.5, 2.0, 3.0, 4.0], "01234", ["0", "1"], [[0, 1], [2, 3]], 7, [True, False], 2**32 + np.arange(5)]
+)
+def test_what_are_no_tokens_is_not_cut_to_those_of_somebody_else(tokens: Any) -> None:
+    pool = Pool(max_pinned_blocks=8)
+    pool.serve(range(8))
+    for use in (pool.cache.match, pool.cache.pin):
+        with pytest.raises(ValueError, match=r"expected integers in one dimension|token ids are below 2\^31"):
+            use(tokens)
+    assert pool.cache.num_pinned == 0
 
 
 def test_the_best_of_many_continuations_is_copied() -> None:
@@ -172,6 +191,22 @@ def test_pins_keep_no_more_than_they_may() -> None:
     assert (pool.cache.evict(100), pool.cache.num_pinned) == (3, 0)
 
 
+def test_a_pin_grows_no_further_than_pins_may() -> None:
+    pool = Pool(num_blocks=16, max_pinned_blocks=3)
+    pool.serve(range(8))
+    pin = pool.cache.pin(range(5))
+    blocks = pool.allocator.allocate(4)
+    with pytest.raises(PoolExhausted, match="3 blocks asked for, 2 free"):  # one that is cached, and two new ones
+        pool.cache.extend(pin, range(16), blocks)
+    pool.cache.check()
+    assert (pin.num_blocks, pool.cache.num_pinned, pool.cache.num_cached) == (1, 1, 2)
+    pool.cache.extend(pin, range(12), blocks)
+    assert pool.cache.num_pinned == 3
+    pool.cache.release(pin)
+    pool.allocator.free(blocks)
+    pool.check()
+
+
 def test_a_lease_ends_once() -> None:
     pool = Pool(num_blocks=16, max_pinned_blocks=4)
     pool.serve(range(16))
@@ -262,11 +297,19 @@ def test_an_outdated_match_is_refused() -> None:
 def test_a_router_can_follow_the_content_by_the_events() -> None:
     pool = Pool(num_blocks=12, max_events=1000)
     rng = np.random.default_rng(0)
-    for _ in range(50):
+    left = pool.cache.acquire(pool.cache.match((), Namespace("1")))
+    for number in range(50):
         pool.serve(rng.integers(0, 2, int(rng.integers(1, 33))), Namespace(str(rng.integers(2))))
+        if number in (25, 48):
+            pool.cache.invalidate(Namespace("1"))
+    pool.cache.evict(1)
+    own = pool.allocator.allocate(1)
+    pool.cache.extend(left, range(4), own)  # of a sequence that ran then: nobody finds it
+    pool.cache.release(left)
+    pool.allocator.free(own)
     events, lost = pool.cache.take_events()
     assert lost == 0
-    chains: dict[int, tuple[Namespace, tuple[int, ...]]] = {}
+    chains: dict[int, tuple[Namespace | None, tuple[int, ...]]] = {}
     for event in events:
         if isinstance(event, Stored):
             name, tokens = chains.get(event.parent, (event.namespace, ()))
@@ -278,9 +321,15 @@ def test_a_router_can_follow_the_content_by_the_events() -> None:
         elif isinstance(event, Evicted):
             for block in event.blocks:
                 del chains[int(block)]
+        elif isinstance(event, Invalidated):
+            gone = {block: (None, tokens) for block, (name, tokens) in chains.items() if name == event.namespace}
+            chains |= gone
     assert len(chains) == pool.cache.num_cached
+    assert any(name is None for name, _ in chains.values())
     for block, (name, tokens) in chains.items():
-        assert pool.cache.match((*tokens, 0), name).blocks[-1] == block
+        if name is not None:
+            assert pool.cache.match((*tokens, 0), name).blocks[-1] == block
+            assert block == next(at for at, chain in chains.items() if chain == (name, tokens)), "found once"
     hits = [event for event in events if isinstance(event, Hit)]
     assert sum(hit.num_tokens for hit in hits) == pool.cache.statistics.hit_tokens > 0
 

@@ -13,6 +13,7 @@ from pagedtune.runtime.errors import InvalidRequest, RequestFinished, StepError,
 from pagedtune.runtime.roster import REMEMBERED
 from pagedtune.runtime.sampling import SamplingParams
 from pagedtune.runtime.sequence import FinishReason, Request, Sequence
+from pagedtune.runtime.staging import Staging
 
 
 @pytest.mark.parametrize("moment", ["waiting", "running", "in flight", "preempted"])
@@ -158,6 +159,49 @@ def test_a_token_without_log_probability_says_so() -> None:
     logprobs = scheduler.cancel("a").logprobs
     assert logprobs is not None
     assert np.isnan(logprobs[1:]).all()
+
+
+def test_log_probabilities_may_be_of_any_float_type() -> None:
+    scheduler = make()
+    scheduler.add(request("a", 4, 4, logprobs=True))
+    plan = next_plan(scheduler)
+    output = scheduler.commit(plan, [9], torch.tensor([-0.5], dtype=torch.bfloat16, requires_grad=True))
+    assert output.logprobs is not None
+    assert output.logprobs.tolist() == [-0.5]
+
+
+@pytest.mark.parametrize("is_mix", [False, True])
+@pytest.mark.parametrize("is_behind", [False, True])
+def test_a_step_that_cannot_be_sent_has_not_begun(
+    is_mix: bool, is_behind: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the device has no memory left; with another step in flight or not, and with blocks to be copied."""
+    scheduler = make()
+    staging = Staging(torch.device("cpu"), copies=True)
+    monkeypatch.setattr(scheduler._planner, "_staging", staging)
+    scheduler.add(request("a", 5, 12))
+    commit(scheduler, next_plan(scheduler))
+    first = next_plan(scheduler) if is_behind else None
+    scheduler.fork("a", "b", tokens=(7,))  # who writes next to their common block copies it
+    if is_mix:
+        scheduler.add(request("c", 9))
+    with monkeypatch.context() as patch:
+        patch.setattr(staging, "send", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            scheduler.schedule()
+    scheduler.check()
+    assert scheduler.allocator.steps_in_flight == ((first.step,) if first else ())
+    if first:
+        commit(scheduler, first)
+    lengths = {}
+    while scheduler.has_work:
+        plan = next_plan(scheduler)
+        lengths |= {
+            one.request_id: len(one.tokens) for one in scheduler.commit(plan, [9] * int(plan.samples.sum())).finished
+        }
+        scheduler.check()
+    assert lengths == {"a": 12, "b": 12} | ({"c": 8} if is_mix else {})
+    assert scheduler.snapshot().free == 16
 
 
 def test_a_fork_that_may_not_overwrite_waits_for_the_step_that_reads() -> None:

@@ -17,15 +17,16 @@ from pagedtune.runtime.prefix_sharing import PrefixSharing
 from pagedtune.runtime.scheduler import Scheduler
 from pagedtune.runtime.scheduler_config import SchedulerConfig
 from pagedtune.runtime.sequence import Request
+from pagedtune.runtime.swap import Preemption, SwapPolicy, SwapSpace
 
 NUM_BLOCKS, NUM_ROWS, MAX_BLOCKS, BLOCK_SIZE = 14, 4, 9, 4
 
 
-def sharing_scheduler(num_blocks: int = NUM_BLOCKS) -> Scheduler:
+def sharing_scheduler(num_blocks: int = NUM_BLOCKS, swap: SwapSpace | None = None) -> Scheduler:
     allocator = BlockAllocator(num_blocks)
     cache = PrefixCache(allocator, BLOCK_SIZE, min_copy_tokens=1)
     tables = BlockTables(NUM_ROWS, MAX_BLOCKS, BLOCK_SIZE)
-    return Scheduler(allocator, tables, SchedulerConfig(16, debug=True), prefix_cache=cache)
+    return Scheduler(allocator, tables, SchedulerConfig(16, debug=True), swap, cache)
 
 
 def launch(scheduler: Scheduler) -> StepPlan:
@@ -41,7 +42,7 @@ def end(scheduler: Scheduler, plan: StepPlan) -> None:
 
 def recycle_everything(self: PrefixCache, count: int) -> int:
     """Nothing evicted waits for the steps that read it."""
-    allocator = self._allocator
+    allocator = self.allocator
     guarded, allocator._guarded = allocator._guarded, False
     gone = evict(self, count)
     allocator._guarded = guarded
@@ -143,3 +144,50 @@ def test_prompts_are_shared_though_others_speculate() -> None:
     scheduler.check()
     assert scheduler.roster.sharing is not None
     assert scheduler.roster.sharing.cache.num_cached == 2
+
+
+@pytest.mark.parametrize("moment", ["running", "in host memory", "back"])
+def test_what_was_computed_before_an_invalidation_is_not_found_after_it(moment: str) -> None:
+    """Such as with old weights: also what was in host memory then, or came there later."""
+    scheduler = sharing_scheduler(swap=SwapSpace(NUM_BLOCKS, policy=SwapPolicy(Preemption.SWAP)))
+    sharing = scheduler.roster.sharing
+    assert sharing is not None
+    scheduler.add(Request("old", range(13), 9))
+    end(scheduler, launch(scheduler))
+    if moment == "running":
+        sharing.cache.invalidate()
+    scheduler.preempt("old")
+    if moment == "in host memory":
+        sharing.cache.invalidate()
+    end(scheduler, launch(scheduler))
+    if moment == "back":
+        sharing.cache.invalidate()
+    assert scheduler.roster.num_swapped == 1
+    scheduler.cancel("old")
+    scheduler.check()
+    assert sharing.cache.match(range(14)).blocks.size == 0
+    scheduler.add(Request("new", range(13), 2))
+    assert launch(scheduler).num_tokens == 13
+
+
+@pytest.mark.parametrize("ends", ["there", "after it"])
+def test_a_sequence_in_host_memory_keeps_its_namespace_no_longer_than_it_lives(ends: str) -> None:
+    scheduler = sharing_scheduler(swap=SwapSpace(NUM_BLOCKS, policy=SwapPolicy(Preemption.SWAP)))
+    sharing = scheduler.roster.sharing
+    assert sharing is not None
+    scheduler.add(Request("a", range(13), 9))
+    end(scheduler, launch(scheduler))
+    scheduler.preempt("a")
+    if ends == "after it":
+        end(scheduler, launch(scheduler))
+    scheduler.cancel("a")
+    assert sharing.cache.match(range(13)).blocks.size == 3, "without an invalidation it leaves its blocks as others do"
+    sharing.cache.evict(NUM_BLOCKS)
+    assert sharing.cache._tree.all_roots == []
+
+
+def test_a_cache_of_another_allocator_is_refused() -> None:
+    tables = BlockTables(NUM_ROWS, MAX_BLOCKS, BLOCK_SIZE)
+    cache = PrefixCache(BlockAllocator(NUM_BLOCKS), BLOCK_SIZE)
+    with pytest.raises(ValueError, match="the prefix cache has another allocator than the scheduler"):
+        Scheduler(BlockAllocator(NUM_BLOCKS), tables, prefix_cache=cache)

@@ -247,6 +247,40 @@ def test_cancelling_a_beam_ends_its_search_and_nothing_else() -> None:
     loop.check()
 
 
+def test_a_token_that_is_excluded_is_in_no_hypothesis() -> None:
+    class Choosy(ToyModel):
+        def _logits(self, table: torch.Tensor, context_len: int) -> torch.Tensor:
+            logits = torch.full((VOCAB,), -torch.inf)
+            logits[5 : 6 if context_len < len(PROMPT) + 2 else 7] = 0.0
+            return logits
+
+    loop = DecodeLoop(Choosy(60, limits=BatchLimits(8, 64, 32)), debug=True)
+    found = loop.beam_search(Request("beam", PROMPT, 4), BeamParams(5))
+    assert sorted(one.tokens for one in found) == [(5, 5, 5, 5), (5, 5, 5, 6), (5, 5, 6, 5), (5, 5, 6, 6)]
+    loop.check(idle=True)
+
+
+@pytest.mark.parametrize("penalty", [-32, 32])
+def test_the_steepest_penalties_still_score(penalty: float) -> None:
+    loop = DecodeLoop(Diverse(60, limits=BatchLimits(8, 64, 32)), debug=True)
+    found = loop.beam_search(Request("beam", PROMPT, 40), BeamParams(3, penalty))
+    assert len(found) == 3
+    assert all(math.isfinite(one.score) for one in found)
+
+
+def test_a_search_has_no_part_in_a_later_request_of_the_same_id() -> None:
+    loop = DecodeLoop(Diverse(60, limits=BatchLimits(8, 64, 32)), debug=True)
+    search = BeamSearch(Request("beam", PROMPT, 6), BeamParams(2))
+    search.start(loop.scheduler)
+    loop._searches.append(search)
+    loop.step()
+    loop.cancel("beam")
+    again = Request("beam", (9, 8, 7), 4)
+    assert loop.run([again]) == DecodeLoop(Diverse(60)).run([again])
+    assert search.is_done
+    loop.check(idle=True)
+
+
 def test_drafts_of_another_request_do_not_take_a_beams_choice_away() -> None:
     class Drafting(Diverse):
         drafts = 0

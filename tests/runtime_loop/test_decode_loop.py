@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 from collections import defaultdict
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -310,6 +311,20 @@ def test_what_can_never_run_is_refused_and_nothing_is_queued(request_, error: ty
     with pytest.raises(error, match=text):
         loop.add_all([Request("good", (1, 2), 3), request_()])
     assert not loop.has_work, "all or none"
+    loop.check(idle=True)
+
+
+def test_what_ends_while_others_are_queued_hides_no_error() -> None:
+    loop = DecodeLoop(ToyModel(40), debug=True)
+
+    def requests() -> Iterator[Request]:
+        yield Request("a", (1, 2), 4)
+        yield Request("b", (1, 2), 4, n=2)
+        loop.cancel("a")
+        raise KeyError("the caller's own")
+
+    with pytest.raises(KeyError, match="the caller's own"):
+        loop.add_all(requests())
     loop.check(idle=True)
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 
 import pytest
 import torch
 
+from pagedtune.kernels.problem import Problem
 from pagedtune.runtime.decode_loop import DecodeLoop
+from pagedtune.runtime.errors import RequestTooLarge
 from pagedtune.runtime.host_pool import HostPool
 from pagedtune.runtime.limits import BatchLimits
 from pagedtune.runtime.sampling import SamplingParams
@@ -85,6 +88,18 @@ def test_a_branch_from_any_position_goes_on_from_there(position: int) -> None:
     start = min(position, len(prompt))
     assert results["branch"] == tuple(whole[start : start + 12])
     loop.check(idle=True)
+
+
+def test_a_fork_grows_no_longer_than_the_model_allows() -> None:
+    loop = DecodeLoop(ToyModel(40, limits=BatchLimits(4, 10, 16)), debug=True)  # a row has blocks for 12 tokens
+    loop.add(Request("root", (1, 2, 3), 5))
+    loop.step()
+    for position, longest in ((None, 7), (2, 8)):
+        with pytest.raises(RequestTooLarge, match=f"up to {longest + 1} new tokens exceed max_context_len=10"):
+            loop.fork("root", "branch", position, max_new_tokens=longest + 1)
+        loop.fork("root", "branch", position, max_new_tokens=longest)
+        loop.cancel("branch")
+    loop.check()
 
 
 @pytest.mark.parametrize("preemption", [Preemption.SWAP, Preemption.RECOMPUTE])
@@ -199,6 +214,14 @@ def test_blocks_behind_the_window_are_given_back(window: int) -> None:
         loop.check()
     assert most <= -(-window // 4) + 2
     loop.check(idle=True)
+
+
+@pytest.mark.parametrize(("widest", "is_refused"), [(None, True), (9, True), (8, False), (1, False)])
+def test_blocks_that_a_layer_attends_to_are_not_given_back(widest: int | None, is_refused: bool) -> None:
+    model = ToyModel(40)
+    model.problems = tuple(Problem(1, 1, 1, window=window) for window in (4, widest))  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match="window=8, and a layer") if is_refused else nullcontext():
+        DecodeLoop(model, window=8)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 3.0])
