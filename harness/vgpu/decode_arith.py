@@ -100,6 +100,8 @@ def _arithmetic_key(name: str, sub: list[str], type: str, flags: int, modifiers:
     bits = type.lstrip("usbf")
     if integer:
         saturates = bool(flags & FLAGS["sat"])
+        if flags & FLAGS["relu"]:
+            sub = [*sub, "relu"]
         if saturates:
             sub = [*sub, "sat"]
         elif name in _BITWISE:
@@ -118,7 +120,8 @@ def _arithmetic_key(name: str, sub: list[str], type: str, flags: int, modifiers:
     # Where there is a correctly rounded form too, the approximate one is another operation.
     exact_too = ("div", "rcp", "sqrt") if type == "f32" else ("rcp", "rsqrt") if type == "f64" else ()
     if name in exact_too and ("approx" in modifiers or "full" in modifiers):
-        return f"{name}.approx.{type}", flags
+        kind = "full" if "full" in modifiers else "approx"
+        return f"{name}.{kind}.{type}", flags
     return ".".join((name, *sub, type)), flags
 
 
@@ -156,7 +159,9 @@ def select(e: Emitter, instruction: Instruction) -> None:
         ops = (e.destination(operands[0], width), e.source(operands[1], type), e.source(operands[2], type), row)
         e.emit(Operation(f"selp.b{8 * width}", ops, (negated,), cls=InstructionClass.MOVE))
         return
-    _, (type, control) = take_flags(modifiers)
+    flags, (type, control) = take_flags(modifiers)
+    if flags:
+        raise e.error("slct with .ftz is not supported")
     width = TYPE_BYTES[type]
     sources = (e.source(operands[1], type), e.source(operands[2], type), e.source(operands[3], control))
     ops = (e.destination(operands[0], width), *sources)
@@ -201,6 +206,8 @@ def compare(e: Emitter, instruction: Instruction) -> None:
     if name == "set":
         if boolean:
             raise e.error("set with a boolean operation is not supported")
+        if TYPE_BYTES[result] != 4:
+            raise e.error(f"set with a result of .{result} is not supported")
         one = {"f32": 1, "f16x2": 0x3C00, "bf16x2": 0x3F80}.get(result, 0xFFFF if type in _PACKED else 0)
         ops: tuple[int, ...] = (e.destination(dst, TYPE_BYTES[result]), a, b)
         e.emit(Operation(f"set.{suffix}", ops, (0, 0, flags, one, index), cls=InstructionClass.PREDICATE))

@@ -12,11 +12,12 @@ from .program import InstructionClass, Operation
 from .ptx_module import TYPE_BYTES, Address, Imm, Instruction, Not, Operand, Reg, Special, Symbol, Vector
 
 SPACES = {"global": 1, "const": 1, "shared": 2, "local": 3, "param": 1}
-_IGNORED = ("weak", "nc", "ca", "cg", "cs", "lu", "cv", "wb", "wt", "unified", "noftz", "cluster", "gpu", "sys")
-STRONG, ACQUIRE, RELEASE, CTA_SCOPE = 1, 2, 4, 8
+_IGNORED = ("weak", "ca", "cg", "cs", "lu", "cv", "wb", "wt", "unified", "noftz", "gpu", "sys")
+STRONG, ACQUIRE, RELEASE, CTA_SCOPE, READ_ONLY = 1, 2, 4, 8, 16
 _ORDER = {
     "volatile": STRONG, "relaxed": STRONG, "mmio": STRONG, "acquire": STRONG | ACQUIRE, "release": STRONG | RELEASE,
-    "acq_rel": STRONG | ACQUIRE | RELEASE,
+    "acq_rel": STRONG | ACQUIRE | RELEASE, "nc": READ_ONLY,
+    "cta": CTA_SCOPE, "cluster": CTA_SCOPE,  # a cluster is one CTA here
 }  # fmt: skip
 ATOM_OPS = {o: k for k, o in enumerate(("add", "min", "max", "inc", "dec", "and", "or", "xor", "exch", "cas"))}
 ATOM_TYPES = {
@@ -98,8 +99,6 @@ def _modifiers(opcode: str) -> _Access:
             vector = int(word[1])
         elif word in _ORDER:
             order |= _ORDER[word]
-        elif word == "cta":
-            order |= CTA_SCOPE
         elif word not in _IGNORED and base not in ("L1", "L2", "level"):
             rest.append(word)
     hint = any("cache_hint" in word for word in words)
@@ -239,9 +238,9 @@ def async_copy(e: Emitter, instruction: Instruction) -> None:
 
 
 def fence(e: Emitter, instruction: Instruction) -> None:
-    """fence, membar: CTA scope orders the threads of a block, device scope and above the blocks too."""
+    """fence, membar: CTA and cluster scope order the threads of a block, device scope and above the blocks too."""
     words = instruction.opcode.split(".")[1:]
-    wide = any(w in ("gpu", "sys", "gl", "cluster") for w in words)
+    wide = any(w in ("gpu", "sys", "gl") for w in words)
     e.emit(Operation("fence", p=(int(wide),), cls=InstructionClass.CONTROL))
 
 

@@ -50,6 +50,15 @@ ld.global.u32 %r1, [%rd11]; {mark}
 st.global.u32 [%rd12], %r1;
 DONE:
 """
+# Each thread reads back what it has just written, or what its neighbour has.
+BACK = """mul.wide.u32 %rd10, %r60, 4;
+xor.b64 %rd13, %rd10, {other};
+add.s64 %rd11, %rd1, %rd10;
+add.s64 %rd14, %rd1, %rd13;
+st.global.u32 [%rd11], %r60;
+bar.sync 0;
+ld.global{nc}.u32 %r1, [%rd14]; {mark}
+""" + STORE_OUT.format(n=2)
 POLL = "ld.relaxed.gpu.global.u32 %r8, [%rd0];"
 
 PAIRS = {
@@ -71,6 +80,21 @@ PAIRS = {
         "mul.wide.u32 %rd10, %r60, 4;\nxor.b64 %rd13, %rd10, 128;\n"
         "add.s64 %rd11, %rd1, %rd10;\nadd.s64 %rd14, %rd1, %rd13;\n"
         "st.global.u32 [%rd11], %r60;\nbar.sync 0;\nld.global.u32 %r1, [%rd14];\n" + STORE_OUT.format(n=2),
+        counter,
+        block=64,
+    ),
+    "own value read back through the read-only cache": Pair(
+        F.RACE_GLOBAL,
+        BACK.format(other=0, nc=".nc", mark="// FAULT"),
+        BACK.format(other=0, nc="", mark=""),
+        counter,
+        block=64,
+        says="clashes with",
+    ),
+    "value of this kernel read through the read-only cache, after a barrier": Pair(
+        F.RACE_GLOBAL,
+        BACK.format(other=128, nc=".nc", mark="// FAULT"),
+        BACK.format(other=128, nc="", mark=""),
         counter,
         block=64,
     ),

@@ -41,6 +41,7 @@ def copy(load: str = LOAD, store: str = STORE) -> str:
     return COPY.format(load=load, store=store)
 
 
+CARRY = "mov.u32 %r3, 0;\nadd.cc.u32 %r2, {low}, 1;\naddc.u32 %r1, %r3, 0;"
 SHARED = ".shared .align 16 .b8 s[128];"
 # s[tid] = tid; barrier; r1 = s[...]
 SHARED_READ = """shl.b32 %r2, %r60, 2;
@@ -186,6 +187,12 @@ PAIRS = {
         F.UNINITIALISED_OUTPUT,
         copy(load="", store="st.global.u32 [%rd12], %r1; // FAULT"),
         copy(load="mov.u32 %r1, 3;"),
+        copy32,
+    ),
+    "carry out of an uninitialised sum": Pair(
+        F.UNINITIALISED_OUTPUT,
+        copy(load=CARRY.format(low="%r40"), store="st.global.u32 [%rd12], %r1; // FAULT"),
+        copy(load=CARRY.format(low="%r60")),
         copy32,
     ),
     "one uninitialised byte of four": Pair(

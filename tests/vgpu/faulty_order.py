@@ -28,6 +28,10 @@ def global_cells():
     }
 
 
+def counted():
+    return {"c": (ints(0), INOUT)}
+
+
 def handed():
     return {
         "c": (ints(0), INOUT),
@@ -181,6 +185,11 @@ def fences(scope: str, mark: str = "") -> str:
     )
 
 
+# Blocks count up, each with an instruction of its own.
+TWO_SCOPES = """setp.eq.u32 %p1, %r61, 0;
+@%p1 red.relaxed.gpu.global.add.u32 [%rd0], 1; {mark}
+@!%p1 red.relaxed.{narrow}.global.add.u32 [%rd0], 1; {mark}
+"""
 MARKED = "// FAULT"
 PAIRS = {
     "shared flag raised without release": Pair(
@@ -248,4 +257,25 @@ PAIRS = {
         F.RACE_GLOBAL, scope("cta", MARKED), scope("gpu"), handed, grid=2
     ),
     "fences of block scope between blocks": Pair(F.RACE_GLOBAL, fences("cta", MARKED), fences("gpu"), handed, grid=2),
+    # A launch without clusters: each block is a cluster of its own.
+    "release and acquire of cluster scope between blocks": Pair(
+        F.RACE_GLOBAL, scope("cluster", MARKED), scope("gpu"), handed, grid=2
+    ),
+    "fences of cluster scope between blocks": Pair(
+        F.RACE_GLOBAL, fences("cluster", MARKED), fences("gpu"), handed, grid=2
+    ),
+    "atomics of block scope between blocks": Pair(
+        F.RACE_GLOBAL,
+        "red.relaxed.cta.global.add.u32 [%rd0], 1; // FAULT\n",
+        "red.relaxed.gpu.global.add.u32 [%rd0], 1;\n",
+        counted,
+        grid=2,
+    ),
+    "atomics of two scopes between blocks": Pair(
+        F.RACE_GLOBAL,
+        TWO_SCOPES.format(narrow="cta", mark=MARKED),
+        TWO_SCOPES.format(narrow="gpu", mark=""),
+        counted,
+        grid=2,
+    ),
 }

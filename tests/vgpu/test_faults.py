@@ -8,12 +8,13 @@ import faulty_global
 import faulty_memory
 import faulty_order
 import faulty_shared
+import faulty_warp
 import pytest
 from vgpu_pairs import Pair, check_pair
 
 from pagedtune.harness.vgpu.report import FaultKind
 
-TOPICS = (faulty_memory, faulty_shared, faulty_global, faulty_order, faulty_copies, faulty_control)
+TOPICS = (faulty_memory, faulty_shared, faulty_global, faulty_order, faulty_copies, faulty_control, faulty_warp)
 PAIRS: dict[str, Pair] = {name: pair for topic in TOPICS for name, pair in topic.PAIRS.items()}
 # Needs two launches: test_programmatic_launch.py.
 ELSEWHERE = {FaultKind.PROGRAMMATIC_ORDER}

@@ -98,6 +98,36 @@ def test_division_and_reciprocal(name: str) -> None:
     run(f"rcp.rn.{name} {{d}}, {{0}};", name, [values], lambda a: ref.div(Fraction(1), a))
 
 
+@pytest.mark.parametrize("mode", ["rz", "rm", "rp"])
+def test_directed_reciprocals_and_roots_of_f64(mode: str) -> None:
+    f = FORMATS["f64"]
+    values = [v for v in edges("f64") if v < 1 << 63 and isinstance(ref.value_of(v, f), Fraction) and v]
+    run(f"rcp.{mode}.f64 {{d}}, {{0}};", "f64", [values], lambda a: ref.div(Fraction(1), a), mode)
+    for v, root in zip(values, evaluate(f"sqrt.{mode}.f64 {{d}}, {{0}};", [64], [values], 64), strict=True):
+        x = ref.value_of(v, f)
+        # Patterns of positive numbers are in their order: the root lies between this one and a neighbour.
+        low, high = (ref.value_of(p, f) for p in ((root - 1, root) if mode == "rp" else (root, root + 1)))
+        assert all(isinstance(n, Fraction) for n in (x, low, high))
+        assert low**2 < x <= high**2 if mode == "rp" else low**2 <= x < high**2, (hex(v), hex(root))
+
+
+def test_fast_division_by_more_than_two_to_the_126_gives_nothing() -> None:
+    """PTX ISA, div: for 2^126 < |b| < 2^128, div.approx.f32 delivers NaN where a is infinite, and 0 otherwise."""
+    a = [0x3F800000, 0x7F000000, 0x7F7FFFFF, 0xFF000000, 0x7F800000, 0xFF800000]
+    for b in (0x7E800001, 0x7F000000, 0xFF7FFFFF):
+        got = evaluate("div.approx.f32 {d}, {0}, {1};", [32, 32], [a, [b] * len(a)], 32)
+        values = [ref.value_of(v, ref.F32) for v in got]
+        assert values[:4] == [0] * 4, (hex(b), got)
+        assert all(ref.is_nan(v) for v in values[4:]), (hex(b), got)
+    assert evaluate("div.approx.f32 {d}, {0}, {1};", [32, 32], [[0x7F000000], [0x7E800000]], 32) == [0x40000000]
+
+
+def test_set_flushes_subnormals_on_request() -> None:
+    columns = [[1, 0x80000001, 0x00800000], [0, 0, 0]]
+    assert evaluate("set.ne.u32.f32 {d}, {0}, {1};", [32, 32], columns, 32) == [2**32 - 1] * 3
+    assert evaluate("set.ne.ftz.u32.f32 {d}, {0}, {1};", [32, 32], columns, 32) == [0, 0, 2**32 - 1]
+
+
 @pytest.mark.parametrize("name", ["f16", "bf16", "f32", "f64"])
 def test_minimum_and_maximum(name: str) -> None:
     columns = table(name, 2)
@@ -130,7 +160,7 @@ def test_floats_to_integers_clamp(source: str, mode: str) -> None:
     for target in ("s32", "u32", "s16", "u16", "s64", "u64"):
         bits = int(target[1:])
         got = evaluate(f"cvt.{mode}.{target}.{source} {{d}}, {{0}};", [f.bits], [values], bits)
-        expected = [ref.to_integer(ref.value_of(v, f), bits, target[0] == "s", mode[:2]) for v in values]
+        expected = [ref.to_integer(ref.value_of(v, f), bits, target[0] == "s", mode[:2], source) for v in values]
         wrong = [(hex(v), g, e) for v, g, e in zip(values, got, expected, strict=True) if g != e]
         assert not wrong, (target, wrong[:4])
 

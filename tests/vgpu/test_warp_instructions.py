@@ -65,6 +65,29 @@ def test_votes_and_reductions() -> None:
     )
 
 
+HALVES = "setp.lt.u32 %p1, %r60, 16;\nselp.b32 %r2, 0xffff, 0xffff0000, %p1;\n"  # masks of the lower and upper lanes
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("setp.ne.u32 %p2, %r60, 20;\nvote.sync.ballot.b32 %r1, %p2, %r2;", (0xFFFF, 0xFFEF0000)),
+        ("setp.eq.u32 %p2, %r60, 20;\nvote.sync.any.pred %p3, %p2, %r2;\nselp.u32 %r1, 1, 0, %p3;", (0, 1)),
+        ("redux.sync.max.u32 %r1, %r60, %r2;", (15, 31)),
+        ("mov.u32 %r3, 1;\nmatch.any.sync.b32 %r1, %r3, %r2;", (0xFFFF, 0xFFFF0000)),
+        ("mov.u32 %r3, %r2;\nmatch.all.sync.b32 %r1|%p2, %r3, %r2;", (0xFFFF, 0xFFFF0000)),
+    ],
+)
+def test_lanes_of_different_masks_do_not_meet(text: str, expected: tuple[int, int]) -> None:
+    low, high = expected
+    assert run(HALVES + text) == [low] * 16 + [high] * 16
+
+
+def test_each_set_of_lanes_elects_a_leader() -> None:
+    got = run(HALVES + "elect.sync %r3|%p2, %r2;\nselp.u32 %r1, 100, 0, %p2;\nadd.u32 %r1, %r1, %r3;")
+    assert got == [100] + [0] * 15 + [116] + [16] * 15
+
+
 def test_divergent_loops_end_at_each_lanes_own_count() -> None:
     body = "mov.u32 %r1, 0;\nL:\nadd.u32 %r1, %r1, 1;\nsetp.lt.u32 %p1, %r1, %r60;\n@%p1 bra L;"
     assert run(body) == [max(1, lane) for lane in range(32)]

@@ -38,8 +38,10 @@ def to_integers() -> Iterator[Form]:
     for target, source, mode in itertools.product(INTEGERS, SCALARS, WHOLE):
         bits, sign, format = int(target[1:]), target[0] == "s", ref.FORMATS[source]
 
-        def one(a: int, n: int = bits, s: bool = sign, f: ref.Format = format, m: str = mode) -> int:
-            x = ref.to_integer(ref.value_of(int(a), f), n, s, m[:2])
+        def one(
+            a: int, n: int = bits, s: bool = sign, f: ref.Format = format, m: str = mode, source: str = source
+        ) -> int:
+            x = ref.to_integer(ref.value_of(int(a), f), n, s, m[:2], source)
             return ref.signed(x, n) % (1 << max(n, 16)) if s else x
 
         text = text_of(f"cvt.{mode}.{target}.{source}", 1)

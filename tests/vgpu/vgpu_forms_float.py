@@ -107,7 +107,8 @@ def quotients() -> Iterator[Form]:
             in_range = lambda a, b, size=size: (size(b) >= 2.0**-126) & (size(b) <= 2.0**126)
             f, real = floats("f32", divide, "rn", ftz), reals("f32", divide, ftz)
             text = text_of(f"div.{kind}{ftz}.f32", 2)
-            yield Form(text, ("f32", "f32"), "f32", f, relative=2.0**-22, real=real, keep=in_range)
+            keep = in_range if kind == "approx" else lambda a, b, size=size: size(b) >= 2.0**-126
+            yield Form(text, ("f32", "f32"), "f32", f, relative=2.0**-22, real=real, keep=keep)
     for mode in MODES[1:]:
         f = signed_zero(exact("f32", ref.div, mode))
         value = lambda x: num.value(x, "f32")

@@ -163,10 +163,10 @@ def maximum(a: Number, b: Number) -> Number:
     return a if is_nan(b) else max(a, b)
 
 
-def to_integer(x: Number, bits: int, is_signed: bool, mode: str) -> int:
-    """cvt from a float: rounded, then clamped; NaN gives 0 (the top bit alone for 64 bits)."""
+def to_integer(x: Number, bits: int, is_signed: bool, mode: str, source: str = "") -> int:
+    """cvt from a float: rounded, then clamped; NaN gives 0, to 64 bits or from f64 the top bit alone."""
     if is_nan(x):
-        return 1 << 63 if bits == 64 else 0
+        return 1 << (bits - 1) if bits == 64 or source == "f64" else 0
     low, high = (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if is_signed else (0, (1 << bits) - 1)
     if isinstance(x, float):
         return (high if x > 0 else low) & ((1 << bits) - 1)

@@ -29,9 +29,9 @@ inline void op_cp_async(Ctx& c, Warp& w, const Instr& i, u32 exec) {
     const i32 size = i.p[2];
     u32 ignore = 0;
     if (i.p[5] >= 0) ignore = i.p[6] ? ~pred(w, i.ops[i.p[5]]) : pred(w, i.ops[i.p[5]]);
-    const i32 size_op = i.p[3] >= 0 ? i.ops[i.p[3]] : -1;
-    if (size_op >= 0 && (w.bad[size_op] & exec)) {
-        report(c, UNINIT_ADDRESS, pc_of(c, i), thread_of(w, first_lane(w.bad[size_op] & exec)));
+    const i32 size_op = i.p[3] >= 0 ? i.ops[i.p[3]] : -1, control = size_op >= 0 ? size_op : i.p[5] >= 0 ? i.ops[i.p[5]] : -1;
+    if (control >= 0 && (w.bad[control] & exec)) {
+        report(c, UNINIT_ADDRESS, pc_of(c, i), thread_of(w, first_lane(w.bad[control] & exec)));
         return fatal(c, w);
     }
     u32 readers = 0, offset[32];
@@ -41,8 +41,9 @@ inline void op_cp_async(Ctx& c, Warp& w, const Instr& i, u32 exec) {
     u64 flying = 0;
     for (u32 m = exec; m; m &= m - 1) {
         const int l = __builtin_ctz(m);
-        i32 take = size_op >= 0 ? i32(std::min<u32>(row<u32>(w, size_op)[l], u32(size))) : i.p[4] >= 0 ? i.p[4] : size;
-        if (ignore >> l & 1) take = 0;
+        const u32 asked = size_op >= 0 ? row<u32>(w, size_op)[l] : i.p[4] >= 0 ? u32(i.p[4]) : u32(size);
+        if (asked > u32(size)) { fault_at(c, w, OUT_OF_BOUNDS, i, l, dst[l], i32(asked), SHARED); return; }
+        const i32 take = ignore >> l & 1 ? 0 : i32(asked);
         Place from{}, to{};
         if (dst[l] - SHARED_WINDOW < WINDOW_BYTES) dst[l] -= SHARED_WINDOW;
         if (rows) to.state = c.cta.shared_state.data() + offset[l];
@@ -51,7 +52,7 @@ inline void op_cp_async(Ctx& c, Warp& w, const Instr& i, u32 exec) {
             const bool whole = take == size && locate_quick(c, c.worker.site_alloc[size_t(pc)], src[l], size, GLOBAL, from);
             if (!whole && !locate(c, w, i, l, src[l], take, size, GLOBAL, from)) return;
             note_read(from, take);
-            if (from.alloc->access != IN) race_global(c, w, l, *from.alloc, from.offset, take, false, false, pc);
+            if (from.alloc->access != IN) race_global(c, w, l, *from.alloc, from.offset, take, false, 0, pc);
             readers |= 1u << l;
         }
         for (i32 k = 0; k < size; k += 4) {
@@ -86,6 +87,9 @@ inline void complete_copies(Ctx& c, Warp& w, u32 exec, i64 pending, bool uncommi
         const bool due = (exec >> k.lane & 1) && (uncommitted || (k.group >= 0 && k.group < w.groups[k.lane] - pending));
         if (!due) { if (kept != n) w.copies[kept] = k; ++kept; continue; }
         land_copy(c, k);
+        // The source may have been read as late as now.
+        if (Alloc* a = k.src_size ? find_alloc(c, k.src) : nullptr; a && a->access != IN)
+            race_global(c, w, k.lane, *a, k.src - a->base, k.src_size, false, 0, k.pc);
         if (!c.launch.args.options.async_early) fetch(c, k); else
             for (int b = 0; b < k.size; ++b) k.valid = u16((k.valid & ~(1u << b)) | u32(c.cta.shared_state[k.dst - SHARED_START + u32(b)] & 1) << b);
         if (c.launch.args.options.async_early) std::memcpy(k.data, c.cta.shared.data() + (k.dst - SHARED_START), k.size);

@@ -81,7 +81,7 @@ inline void op_atom(Ctx& c, Warp& w, const Instr& i, u32 exec) {
             if (i.p[2] != A_EXCH) fresh |= inv;
             if (fresh) invalid |= u64(lane_bytes_mask(eb)) << e * eb;
         }
-        if (!write_bytes(c, w, i, l, at[l], p, data, size, invalid, true)) return;
+        if (!write_bytes(c, w, i, l, at[l], p, data, size, invalid, i.p[6])) return;
         if (p.alloc) global = true; else shared = is_shared(p);
     }
     for (u32 m = exec; m; m &= m - 1) acquire_at(c, w, at[first_lane(m)], i.p[0], i.p[6]);

@@ -60,7 +60,11 @@ template <class A, int C> inline void op_set(Warp& w, const Instr& i, u32 exec) 
     const T *a = row<T>(w, i.ops[1]), *b = row<T>(w, i.ops[2]);
     const u32 yes = i.p[3] ? 0x3f800000u : 0xffffffffu;
     u32 value = 0;
-    for (int l = 0; l < 32; ++l) value |= u32(compare<C>(A::get(a[l]), A::get(b[l]))) << l;
+    const bool z = std::is_same<A, AsIs<float>>::value && i.p[2];
+    for (int l = 0; l < 32; ++l) {
+        const auto x = A::get(a[l]), y = A::get(b[l]);
+        value |= u32(z ? compare<C>(flush(float(x)), flush(float(y))) : compare<C>(x, y)) << l;
+    }
     each(exec, row<u32>(w, i.ops[0]), [=](int l) { return value >> l & 1 ? yes : 0u; });
     settle(w, i.ops[0], exec, w.bad[i.ops[1]] | w.bad[i.ops[2]]);
 }

@@ -22,7 +22,15 @@ inline bool converge(Warp& w, u32 exec, u32 need) {
     park(w, SplitState::CONVERGE);
     return false;
 }
-// The member mask of a `.sync` instruction; 0 after a fault or while waiting.
+// Whether all lanes execute this; if not, the current ones wait, or it is a fault as others have exited.
+inline bool whole_warp(Ctx& c, Warp& w, const Instr& i, u32 exec) {
+    if (!converge(w, exec, FULL)) return false;
+    if (exec == FULL) return true;
+    report(c, DIVERGENT_SYNC, pc_of(c, i), thread_of(w, first_lane(exec)));
+    fatal(c, w);
+    return false;
+}
+// The lanes of all member masks of a `.sync` instruction; 0 after a fault or while waiting.
 inline u32 members(Ctx& c, Warp& w, const Instr& i, u32 exec, i32 op) {
     const u32* mask = row<u32>(w, op);
     u32 need = 0;
@@ -33,6 +41,19 @@ inline u32 members(Ctx& c, Warp& w, const Instr& i, u32 exec, i32 op) {
         need |= mask[l];
     }
     return converge(w, exec, need) ? need : 0;
+}
+// Runs a `.sync` instruction once for each set of lanes that name one another in their masks.
+template <class F> inline void by_members(Ctx& c, Warp& w, const Instr& i, u32 exec, i32 op, F f) {
+    if (!members(c, w, i, exec, op)) return;
+    u32 masks[32];
+    std::memcpy(masks, row<u32>(w, op), sizeof masks);
+    for (u32 left = exec; left && !w.stop;) {
+        const u32 mask = masks[first_lane(left)], group = mask_of(left, [&](int l) { return masks[l] == mask; });
+        left &= ~group;
+        if (!(mask & w.live & ~group)) { f(group); continue; }
+        report(c, DIVERGENT_SYNC, pc_of(c, i), thread_of(w, first_lane(group)));
+        fatal(c, w);
+    }
 }
 
 VG_ON("bra", {
@@ -68,12 +89,24 @@ inline void share_waited(const std::vector<Warp*>& warps) {
     if (any) for (Warp* w : warps) w->waited = FULL;
 }
 VG_ON("nanosleep", (void)i; (void)exec; w.yield = true;)
+inline void meet(Ctx& c, Warp& w, u32 lanes) {
+    sync_lanes(c.cta, w, lanes);
+    if (w.waited & lanes) w.waited |= lanes;
+}
 VG_ON("bar.warp.sync", {
     const u32* mask = row<u32>(w, i.ops[0]);
-    u32 need = mask[first_lane(exec)];
-    if (!(need & w.live & ~exec)) { sync_warp(c.cta, w); share_waited({&w}); return; }
+    const u32 need = mask[first_lane(exec)], bad = w.bad[i.ops[0]] & exec, group = mask_of(exec, [=](int l) { return mask[l] == need; });
+    if (bad || (group & ~need)) {
+        report(c, bad ? UNINIT_OPERAND : DIVERGENT_SYNC, pc_of(c, i), thread_of(w, first_lane(bad ? bad : group & ~need)));
+        return fatal(c, w);
+    }
+    if (!(need & w.live & ~exec) && group == exec) return meet(c, w, exec);
     part_ways(w, exec);
-    u32 here = exec;  // other places may wait for the same members
+    if (group != exec) {  // lanes with other masks come here again
+        w.splits.push_back({w.pc, exec & ~group, SplitState::RUN, 0, 0, 0, 0});
+        w.active = group;
+    }
+    u32 here = group;  // other places may wait for the same members
     for (const Split& s : w.splits) if (s.state == SplitState::WARP_SYNC && s.sync_mask == need) here |= s.mask;
     if (need & w.live & ~here) {
         w.splits[size_t(w.current)].sync_mask = need;
@@ -82,8 +115,7 @@ VG_ON("bar.warp.sync", {
     }
     for (Split& s : w.splits)
         if (s.state == SplitState::WARP_SYNC && s.sync_mask == need) { s.state = SplitState::RUN; ++s.pc; }
-    sync_warp(c.cta, w);
-    share_waited({&w});
+    meet(c, w, need & w.live);
 })
 
 // ---- CTA barriers
@@ -129,8 +161,13 @@ VG_ON("bar", {
     const i32 l0 = first_lane(exec);
     const u32 id = row<u32>(w, i.ops[1])[l0];
     const i32 expected = i.p[2] ? i32(row<u32>(w, i.ops[2])[l0]) : 0;
+    const u32 bad = (w.bad[i.ops[1]] | (i.p[2] ? w.bad[i.ops[2]] : 0)) & exec;
+    if (bad) { report(c, UNINIT_OPERAND, pc_of(c, i), thread_of(w, first_lane(bad))); return fatal(c, w); }
+    bool differ = false;
+    for (u32 m = exec; m; m &= m - 1)
+        differ |= row<u32>(w, i.ops[1])[first_lane(m)] != id || (i.p[2] && i32(row<u32>(w, i.ops[2])[first_lane(m)]) != expected);
     Barrier& b = c.cta.barriers[id & 15];
-    const bool wrong = id > 15 || (i.p[2] && (expected <= 0 || expected % 32)) || (b.arrived && b.expected != expected);
+    const bool wrong = differ || id > 15 || (i.p[2] && (expected <= 0 || expected % 32)) || (b.arrived && b.expected != expected);
     const i32 add = expected && (aligned || exec == w.live) ? 32 : __builtin_popcount(exec);
     if (wrong || (expected && b.arrived + add > expected)) {
         report(c, BARRIER_MISUSE, pc_of(c, i), thread_of(w, l0), id, -1, expected);

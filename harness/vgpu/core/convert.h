@@ -32,11 +32,12 @@ inline double read_float(const u8* a, i32 stride, int l, i32 t) {
         default: return load_lane<double>(a, stride, l);
     }
 }
-inline u64 float_to_int(double x, i32 t, Round r) {
-    if (x != x) return t == C_S64 || t == C_U64 ? 0x8000000000000000ull : 0;
-    x = round_whole(x, r);
+inline u64 float_to_int(double x, i32 t, i32 from, Round r) {
     const bool sign = t >= C_S8;
     const int bits = cvt_bytes(t) * 8;
+    if (x != x && bits < 64 && from != C_F64) return 0;
+    if (x != x) return (sign ? ~0ull : 1ull) << (bits - 1);
+    x = round_whole(x, r);
     const double lo = sign ? -std::ldexp(1.0, bits - 1) : 0.0, hi = std::ldexp(1.0, sign ? bits - 1 : bits);
     if (x <= lo) return sign ? u64(~0ull << (bits - 1)) : 0;
     if (x >= hi) return sign ? (1ull << (bits - 1)) - 1 : bits == 64 ? ~0ull : (1ull << bits) - 1;
@@ -116,7 +117,7 @@ inline void op_cvt(Warp& w, const Instr& i, u32 exec, i32 DT, i32 ST) {
         if (is_float(ST)) {
             double x = read_float(a, ss, l, ST);
             if ((flags & FTZ) && ST == C_F32) x = flush(float(x));
-            if (!is_float(DT)) result = float_to_int(x, DT, r);
+            if (!is_float(DT)) result = float_to_int(x, DT, ST, r);
             else if (i.p[2]) result = float_bits(x != x ? x : std::copysign(round_whole(x, r), x), DT, RN, flags);
             else result = float_bits(x, DT, r, flags);
         } else {

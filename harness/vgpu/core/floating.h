@@ -110,7 +110,11 @@ VG_F2("add.f32", a + b) VG_F2("sub.f32", a - b) VG_F2("mul.f32", a * b) VG_F2("d
 VG_ON("fma.f32", f32_3(w, i, exec, [](float a, float b, float c) -> float { return std::fma(a, b, c); });)
 VG_F1("neg.f32", -a) VG_F1("abs.f32", std::fabs(a)) VG_F1("sqrt.f32", std::sqrt(a)) VG_F1("rcp.f32", 1.0f / a)
 #define VG_A1(key, expr) VG_ON(key, f32_1(w, i, exec, [](double a) -> float { return expr; });)
-VG_ON("div.approx.f32", f32_2(w, i, exec, [](double a, double b) -> float { return coarse<21>(a / b); });)
+VG_ON("div.full.f32", f32_2(w, i, exec, [](double a, double b) -> float { return coarse<21>(a / b); });)
+// a times 1/b, which is 0 for |b| above 2^126: so is the result, and NaN for an infinite a.
+VG_ON("div.approx.f32", f32_2(w, i, exec, [](double a, double b) -> float {
+    return std::fabs(b) > 0x1p126 ? float(a * std::copysign(0.0, b)) : coarse<21>(a / b);
+});)
 VG_A1("sqrt.approx.f32", coarse<22>(std::sqrt(a))) VG_A1("rcp.approx.f32", coarse<22>(1.0 / a))
 VG_A1("rsqrt.f32", coarse<22>(1.0 / std::sqrt(a))) VG_A1("ex2.f32", coarse<21>(std::exp2(a))) VG_F1("lg2.f32", coarse_lg2(a))
 VG_A1("sin.f32", coarse_places<20>(std::sin(a))) VG_A1("cos.f32", coarse_places<20>(std::cos(a))) VG_A1("tanh.f32", coarse<10>(std::tanh(a)))
@@ -124,8 +128,9 @@ VG_ON("max3.f32", { const i32 g = i.p[0]; Instr j = i; j.p[0] &= FTZ; f32_3(w, j
 #define VG_D2(key, expr) VG_ON(key, { RoundingMode mode(i.p[0]); alu2<double, double, double>(w, i, exec, [](double a, double b) -> double { a = opaque(a); b = opaque(b); return opaque(expr); }); })
 VG_D2("add.f64", a + b) VG_D2("sub.f64", a - b) VG_D2("mul.f64", a * b) VG_D2("div.f64", a / b)
 VG_ON("fma.f64", { RoundingMode mode(i.p[0]); alu3<double, double, double, double>(w, i, exec, [](double a, double b, double c) { return std::fma(a, b, c); }); })
-VG_1("neg.f64", double, double, -a) VG_1("abs.f64", double, double, std::fabs(a)) VG_1("sqrt.f64", double, double, std::sqrt(a))
-VG_1("rcp.f64", double, double, 1.0 / a)
+VG_1("neg.f64", double, double, -a) VG_1("abs.f64", double, double, std::fabs(a))
+#define VG_D1(key, expr) VG_ON(key, { RoundingMode mode(i.p[0]); alu1<double, double>(w, i, exec, [](double a) -> double { a = opaque(a); return opaque(expr); }); })
+VG_D1("sqrt.f64", std::sqrt(a)) VG_D1("rcp.f64", 1.0 / a)
 VG_2("min.f64", double, double, double, min_value(a, b)) VG_2("max.f64", double, double, double, max_value(a, b))
 // The upper half of an approximate reciprocal: relative error 2^-20 is documented, and the lower word is zero.
 template <class F> inline void upper_word(Warp& w, const Instr& i, u32 exec, F f) {

@@ -88,6 +88,11 @@ VG_2("mul24.lo.u32", u32, u32, u32, (a & 0xffffff) * (b & 0xffffff))
 VG_2("mul24.lo.s32", u32, u32, u32, u32((i32(a << 8) >> 8) * (i32(b << 8) >> 8)))
 
 // ---- extended precision
+inline void settle_carry(Warp& w, const Instr& i, u32 exec, u32 bad, bool use, bool set) {
+    if (use) bad |= w.carry_bad;
+    if (set) w.carry_bad = (w.carry_bad & ~exec) | (bad & exec);
+    settle(w, i.ops[0], exec, bad);
+}
 template <class T> inline void add_carry(Warp& w, const Instr& i, u32 exec, bool subtract, bool use, bool set) {
     const T *a = row<T>(w, i.ops[1]), *b = row<T>(w, i.ops[2]);
     T* d = row<T>(w, i.ops[0]);
@@ -98,7 +103,7 @@ template <class T> inline void add_carry(Warp& w, const Instr& i, u32 exec, bool
         d[l] = T(x);
         if (set) w.carry = (w.carry & ~(1u << l)) | (u32(x >> (sizeof(T) * 8)) & 1u) << l;
     }
-    settle(w, i.ops[0], exec, w.bad[i.ops[1]] | w.bad[i.ops[2]]);
+    settle_carry(w, i, exec, w.bad[i.ops[1]] | w.bad[i.ops[2]], use, set);
 }
 #define VG_CARRY(T, n)                                                                                     \
     VG_ON("add.cc." n, add_carry<T>(w, i, exec, false, false, true);) VG_ON("addc." n, add_carry<T>(w, i, exec, false, true, false);) \
@@ -117,7 +122,7 @@ template <class T> inline void mad_carry(Warp& w, const Instr& i, u32 exec, bool
         d[l] = T(x);
         if (set) w.carry = (w.carry & ~(1u << l)) | (u32(x >> (sizeof(T) * 8)) & 1u) << l;
     }
-    settle(w, i.ops[0], exec, w.bad[i.ops[1]] | w.bad[i.ops[2]] | w.bad[i.ops[3]]);
+    settle_carry(w, i, exec, w.bad[i.ops[1]] | w.bad[i.ops[2]] | w.bad[i.ops[3]], use, set);
 }
 #define VG_MAD_CARRY(T, n)                                                                                 \
     VG_ON("mad.lo.cc." n, mad_carry<T>(w, i, exec, false, false, true);) VG_ON("mad.hi.cc." n, mad_carry<T>(w, i, exec, true, false, true);) \

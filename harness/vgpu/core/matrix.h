@@ -26,7 +26,7 @@ inline void transpose_8x8(const u8* in, u8* out) {
 }
 // ldmatrix: ops d.., base; p: 0 space, 1 base bytes, 2 count of 8x8 matrices, 3 transposed
 VG_ON("ldmatrix", {
-    if (!converge(w, exec, FULL)) return;
+    if (!whole_warp(c, w, i, exec)) return;
     const i32 n = i.p[2];
     u64 at[32];
     const u32 rows = n == 4 ? FULL : (1u << 8 * n) - 1;
@@ -71,7 +71,7 @@ VG_ON("ldmatrix", {
 })
 // stmatrix: ops base, s..; p as above
 VG_ON("stmatrix", {
-    if (!converge(w, exec, FULL)) return;
+    if (!whole_warp(c, w, i, exec)) return;
     const i32 n = i.p[2];
     u64 at[32];
     const u32 rows = n == 4 ? FULL : (1u << 8 * n) - 1;
@@ -95,7 +95,7 @@ VG_ON("stmatrix", {
     count_shared(c, i, rows, at, 16);
 })
 VG_ON("movmatrix", {  // ops d, a: transpose of one 8x8 matrix of 16-bit elements
-    if (!converge(w, exec, FULL)) return;
+    if (!whole_warp(c, w, i, exec)) return;
     u16 e[8][8]; u8 x[8][8];
     for (int l = 0; l < 32; ++l) for (int j = 0; j < 2; ++j) {
         e[l / 4][2 * (l % 4) + j] = u16(row<u32>(w, i.ops[1])[l] >> 16 * j);
@@ -241,7 +241,7 @@ template <i32 T> inline void mma_16816(Warp& w, const Instr& i) {
 // Products are exact in float for all but tf32 (22 bits, exact too). Sums of one instruction are taken in double and rounded
 // once, or in fp32 on the quick path: both at least as precise as the tensor cores' aligned and truncated sums.
 VG_ON("mma", {
-    if (!converge(w, exec, FULL)) return;
+    if (!whole_warp(c, w, i, exec)) return;
     const int rows = i.p[0], depth = i.p[2], bits = mma_bits(i.p[3]);
     u32 invalid = 0;
     for (int k = 4; k < i.num_ops; ++k) invalid |= w.bad[i.ops[k]];

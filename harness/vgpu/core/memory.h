@@ -188,8 +188,6 @@ inline bool settled16(const u8* state) {
     return x == 0x0101010101010101ull && y == x;
 }
 
-enum MemFlags : i32 { STRONG = 1, ACQUIRE = 2, RELEASE = 4, CTA_SCOPE = 8 };
-
 // What orders accesses is a variable of shared or global memory, by its address there; local memory orders nothing.
 inline bool sync_variable(u64& address, i32 space) {
     if (space == LOCAL || (space == GENERIC && address - LOCAL_WINDOW < WINDOW_BYTES)) return false;
@@ -228,7 +226,7 @@ inline void op_ld(Ctx& c, Warp& w, const Instr& i, u32 exec) {
             global = true;
             invalid[l] = p.alloc->init ? ~bits_at(p.alloc->init, p.offset, size) & all_ones(size) : 0;
             note_read(p, size);
-            if (p.alloc->access != IN) race_global(c, w, l, *p.alloc, p.offset, size, false, strong, pc_of(c, i));
+            if (p.alloc->access != IN) race_global(c, w, l, *p.alloc, p.offset, size, false, i.p[6], pc_of(c, i));
         } else {
             if (!check_state(c, w, i, l, at[l], size, p, invalid[l])) return;
             if (is_shared(p)) { shared = true; race_shared(c, w, l, SHARED_START + u32(p.offset), size, false, strong, pc_of(c, i)); }
@@ -266,14 +264,14 @@ inline void op_ld(Ctx& c, Warp& w, const Instr& i, u32 exec) {
 VG_ON("ld", op_ld(c, w, i, exec);)
 
 // Writes `size` bytes with their invalid ones; false after a fault.
-inline bool write_bytes(Ctx& c, Warp& w, const Instr& i, i32 lane, u64 address, const Place& p, const u8* data, i32 size, u64 invalid, bool strong) {
+inline bool write_bytes(Ctx& c, Warp& w, const Instr& i, i32 lane, u64 address, const Place& p, const u8* data, i32 size, u64 invalid, i32 mem) {
     if (p.alloc) {
         Alloc& a = *p.alloc;
         if (a.access == IN || a.access == CONSTANT) return fault_at(c, w, MUTATED_INPUT, i, lane, address, size, GLOBAL, a.index);
         if (a.pending_read && !(w.waited >> lane & 1) && bits_at(a.pending_read, p.offset, size))
             return fault_at(c, w, PROGRAMMATIC_ORDER, i, lane, address, size, GLOBAL, a.index);
         if (invalid && a.access != WORKSPACE) report(c, UNINIT_OUTPUT, pc_of(c, i), thread_of(w, lane), address, a.index, size, GLOBAL);
-        race_global(c, w, lane, a, p.offset, size, true, strong, pc_of(c, i), same_bytes(p.data, data, size));
+        race_global(c, w, lane, a, p.offset, size, true, mem, pc_of(c, i), same_bytes(p.data, data, size));
         copy_bytes(p.data, data, size);
         if (a.init) change_bits(a.init, p.offset, size, ~invalid & all_ones(size), invalid);
         if (a.written) change_bits(a.written, p.offset, size, all_ones(size), 0);
@@ -281,7 +279,7 @@ inline bool write_bytes(Ctx& c, Warp& w, const Instr& i, i32 lane, u64 address, 
     }
     for (i32 k = 0; k < size; ++k)
         if (p.state[k] & 2) return fault_at(c, w, ASYNC_UNWAITED, i, lane, address + u64(k), size, SHARED);
-    if (is_shared(p)) race_shared(c, w, lane, SHARED_START + u32(p.offset), size, true, strong, pc_of(c, i), same_bytes(p.data, data, size));
+    if (is_shared(p)) race_shared(c, w, lane, SHARED_START + u32(p.offset), size, true, mem & STRONG, pc_of(c, i), same_bytes(p.data, data, size));
     copy_bytes(p.data, data, size);
     if (!invalid) std::memset(p.state, 1, size_t(size));
     else for (i32 k = 0; k < size; ++k) p.state[k] = invalid >> k & 1 ? 0 : 1;
@@ -314,7 +312,7 @@ inline void op_st(Ctx& c, Warp& w, const Instr& i, u32 exec) {
             else copy_bytes(data + e * eb, row<u8>(w, i.ops[1 + e]) + l * rb, eb);
             if (bad >> l & 1) invalid |= u64(invalid_bytes(w, i.ops[1 + e], l) & lane_bytes_mask(eb)) << e * eb;
         }
-        if (!write_bytes(c, w, i, l, at[l], p, data, size, invalid, strong)) return;
+        if (!write_bytes(c, w, i, l, at[l], p, data, size, invalid, i.p[6])) return;
     }
     if (shared) count_shared(c, i, exec, at, size);
     if (global) count_global(c, i, exec, at, size);

@@ -1,17 +1,26 @@
 // Races by happens-before. Shared memory: one record per 16 bytes, per word or byte where accesses are narrower; clocks
 // per warp.
 // Global memory: one record per element, between CTAs by released and acquired times.
-// A clock per warp: a lane that releases takes along what the other lanes of its warp did before, as if the warp had
-// synchronised first. A missing __syncwarp in front of a one-lane release is therefore not found; every other one is.
+// A clock per warp: a lane that releases takes along what the other lanes of its warp did before, and one that acquires
+// hands on to them, as if the warp had synchronised. A missing __syncwarp in front of a one-lane release is therefore not
+// found, and one behind a one-lane acquire only under a schedule in which the other lanes run ahead; every other one is.
 #pragma once
 #include "convert.h"
 
 namespace vgpu {
 
+enum MemFlags : i32 { STRONG = 1, ACQUIRE = 2, RELEASE = 4, CTA_SCOPE = 8, READ_ONLY = 16 };  // READ_ONLY: ld.global.nc
+
+// Whether lane `other` of the same warp (-1: any) has synchronised with `lane`, and few others, at `time` or later.
+inline bool ordered_in_part(const Warp& w, i32 lane, i32 other, u32 time) {
+    if (w.lanes_seen.empty()) return false;
+    const u32* seen = &w.lanes_seen[size_t(lane) * 32];
+    return other >= 0 ? seen[other] >= time : std::any_of(seen, seen + 32, [=](u32 t) { return t >= time; });
+}
 // Whether an access stamped `time` by thread `other` happened before what lane `lane` of `w` does now.
 inline bool ordered(const Warp& w, i32 lane, u32 other, u32 time) {
-    if (other == u32(thread_of(w, lane))) return true;
-    return w.seen[other / 32] >= time;
+    if (other == u32(thread_of(w, lane)) || w.seen[other / 32] >= time) return true;
+    return other / 32 == u32(w.index) && ordered_in_part(w, lane, i32(other % 32), time);
 }
 
 constexpr u8 SPLIT = 1, ATOMIC_WRITE = 2, ATOMIC_READ = 4, MIXED = 8;  // MIXED: readers of different times, in `reader_times`
@@ -21,8 +30,9 @@ inline bool readers_ordered(const Cta& cta, const Warp& w, i32 lane, const WordR
     const std::array<u32, 32>* times = r.flags & MIXED ? &cta.reader_times.at(&r) : nullptr;
     for (u32 m = r.reader_warps; m; m &= m - 1) {
         const u32 warp = u32(__builtin_ctz(m));
-        if (w.seen[warp] >= (times ? (*times)[warp] : r.reader_time)) continue;
-        if (warp == u32(w.index) && r.reader_lane == lane) continue;
+        const u32 time = times ? (*times)[warp] : r.reader_time;
+        if (w.seen[warp] >= time) continue;
+        if (warp == u32(w.index) && (r.reader_lane == lane || ordered_in_part(w, lane, r.reader_lane < 32 ? r.reader_lane : -1, time))) continue;
         return false;
     }
     return true;
@@ -135,12 +145,27 @@ inline void join_clocks(Cta& cta, const std::vector<Warp*>& warps) {
     ++cta.time;
 }
 inline void sync_warp(Cta& cta, Warp& w) { w.seen[size_t(w.index)] = cta.time++; least_seen(w); }
+inline void sync_lanes(Cta& cta, Warp& w, u32 lanes) {
+    if (!(w.live & ~lanes)) return sync_warp(cta, w);
+    if (w.lanes_seen.empty()) w.lanes_seen.resize(32 * 32, 0);
+    std::array<u32, 32> all{};
+    for (u32 m = lanes; m; m &= m - 1) for (u32 k = 0; k < 32; ++k) all[k] = std::max(all[k], w.lanes_seen[u32(first_lane(m)) * 32 + k]);
+    for (u32 m = lanes; m; m &= m - 1) all[u32(first_lane(m))] = cta.time;
+    for (u32 m = lanes; m; m &= m - 1) std::copy(all.begin(), all.end(), w.lanes_seen.begin() + first_lane(m) * 32);
+    ++cta.time;
+}
 
 // ---- global memory
-constexpr u16 G_ATOMIC = 1, G_LANES = 2;  // G_LANES: by several lanes of the warp
+constexpr u16 G_ATOMIC = 1, G_LANES = 2, G_CTA = 4;  // G_LANES: by several lanes of the warp; G_CTA: atomic for its CTA alone
 
+// Whether neither access races with the other, whatever their order: strong ones whose scopes include both threads.
+inline bool both_atomic(const GlobalRecord& a, const GlobalRecord& b) {
+    return (a.flags & b.flags & G_ATOMIC) && (a.cta == b.cta || !((a.flags | b.flags) & G_CTA));
+}
 inline bool global_ordered(Ctx& c, const Warp& w, i32 lane, const GlobalRecord& r) {
-    if (r.cta == u32(c.cta.linear)) return (r.flags & G_LANES) ? w.seen[r.thread / 32] >= r.time : ordered(w, lane, r.thread, r.time);
+    if (r.cta == u32(c.cta.linear) && (r.flags & G_LANES))
+        return w.seen[r.thread / 32] >= r.time || (r.thread / 32 == w.index && ordered_in_part(w, lane, -1, r.time));
+    if (r.cta == u32(c.cta.linear)) return ordered(w, lane, r.thread, r.time);
     if (!w.known) return false;
     const auto found = w.known->find(r.cta);
     return found != w.known->end() && found->second[r.thread / 32] >= r.time;
@@ -149,8 +174,9 @@ inline bool global_ordered(Ctx& c, const Warp& w, i32 lane, const GlobalRecord& 
 inline bool same_warp(const GlobalRecord& a, const GlobalRecord& b) { return a.cta == b.cta && a.thread / 32 == b.thread / 32; }
 inline void merge_reader(GlobalRecord& into, const GlobalRecord& now) {
     const bool lanes = (into.flags & G_LANES) || into.thread != now.thread, atomic = into.flags & now.flags & G_ATOMIC;
+    const u16 scope = (into.flags | now.flags) & G_CTA;
     into = now;
-    into.flags = u16((lanes ? G_LANES : 0) | (atomic ? G_ATOMIC : 0));
+    into.flags = u16((lanes ? G_LANES : 0) | (atomic ? G_ATOMIC : 0) | scope);
 }
 inline void forget_readers(ReaderSets& all, GlobalRecords& r) {
     r.read.time = 0;
@@ -170,13 +196,14 @@ inline void add_reader(Ctx& c, const Warp& w, i32 lane, ReaderSets& all, GlobalR
     for (GlobalRecord& other : all.sets[r.more - 1]) if (same_warp(other, now)) return merge_reader(other, now);
     all.sets[r.more - 1].push_back(now);
 }
-inline const GlobalRecord* clashing_reader(Ctx& c, const Warp& w, i32 lane, const ReaderSets& all, const GlobalRecords& r, bool atomic) {
-    const auto clashes = [&](const GlobalRecord& x) { return x.time && !(atomic && (x.flags & G_ATOMIC)) && !global_ordered(c, w, lane, x); };
+inline const GlobalRecord* clashing_reader(Ctx& c, const Warp& w, i32 lane, const ReaderSets& all, const GlobalRecords& r, const GlobalRecord& now) {
+    const auto clashes = [&](const GlobalRecord& x) { return x.time && !both_atomic(x, now) && !global_ordered(c, w, lane, x); };
     if (clashes(r.read)) return &r.read;
     if (r.more) for (const GlobalRecord& x : all.sets[r.more - 1]) if (clashes(x)) return &x;
     return nullptr;
 }
-inline void race_global(Ctx& c, Warp& w, i32 lane, const Alloc& a, u64 offset, i32 size, bool write, bool atomic, i32 pc, bool same = false) {
+// A load of read-only data clashes with every write of this kernel: what it caches is never brought up to date.
+inline void race_global(Ctx& c, Warp& w, i32 lane, const Alloc& a, u64 offset, i32 size, bool write, i32 mem, i32 pc, bool same = false) {
     if (!c.launch.args.options.check_races || a.access == IN || a.access == CONSTANT) return;
     GlobalRecords* records = c.launch.records[size_t(a.index)].get();
     if (!records) return;
@@ -184,12 +211,12 @@ inline void race_global(Ctx& c, Warp& w, i32 lane, const Alloc& a, u64 offset, i
     ReaderSets& all = c.launch.readers[size_t(a.index)];
     const u64 g = u64(a.granule);
     const i32 me = thread_of(w, lane);
-    const GlobalRecord now{u32(c.cta.linear), c.cta.time, u16(me), u16(atomic ? G_ATOMIC : 0), pc};
+    const GlobalRecord now{u32(c.cta.linear), c.cta.time, u16(me), u16((mem & STRONG ? G_ATOMIC : 0) | (mem & CTA_SCOPE ? G_CTA : 0)), pc};
     for (u64 k = offset / g; k <= (offset + u64(size) - 1) / g; ++k) {
         GlobalRecords& r = records[k];
-        const bool unordered = r.write.time && !(atomic && (r.write.flags & G_ATOMIC)) && !global_ordered(c, w, lane, r.write);
+        const bool unordered = r.write.time && ((mem & READ_ONLY) || (!both_atomic(r.write, now) && !global_ordered(c, w, lane, r.write)));
         const GlobalRecord* clash = unordered && !benign(c, unordered, write && same) ? &r.write : nullptr;
-        if (!clash && write) clash = clashing_reader(c, w, lane, all, r, atomic);
+        if (!clash && write) clash = clashing_reader(c, w, lane, all, r, now);
         if (clash) report(c, RACE_GLOBAL, pc, me, a.base + k * g, a.index, i32(g), GLOBAL, clash->thread, clash->cta, clash->pc);
         if (write) { r.write = now; forget_readers(all, r); } else add_reader(c, w, lane, all, r, now);
     }

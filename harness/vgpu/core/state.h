@@ -125,7 +125,7 @@ struct Warp {
     std::vector<Split> splits;
     std::vector<AsyncCopy> copies;   // in issue order
     i64 groups[32];                  // cp.async groups committed so far, by lane
-    u32 carry;                       // CC.CF by lane
+    u32 carry, carry_bad = FULL;     // CC.CF by lane; whether it depends on uninitialised data
     std::vector<u32> fenced;         // by warp: what the fences before now have made ready to be released; empty: none
     std::vector<u32> fenced_cta;     // the same of fences of any scope: for the threads of this CTA
     std::vector<u64> observed;       // synchronising variables read since the last fence, which acquires from them
@@ -133,6 +133,7 @@ struct Warp {
     std::shared_ptr<const Known> known;  // accesses of other CTAs that happened before now
     std::vector<u32> seen;           // race detection: accesses of each warp up to this time happened before
     u32 seen_by_all;                 // the least of `seen`
+    std::vector<u32> lanes_seen;     // the same within the warp, by lane and other lane, where part of it has synchronised
     std::vector<FlyingLoad> loads;   // global loads in flight
 };
 

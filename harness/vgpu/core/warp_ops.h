@@ -6,8 +6,7 @@ namespace vgpu {
 
 enum Shuffle : i32 { UP, DOWN, BFLY, IDX };
 // ops: d, p, a, b, c, mask. p0 = mode. A value from a lane that does not take part is invalid.
-VG_ON("shfl", {
-    if (!members(c, w, i, exec, i.ops[5])) return;
+inline void op_shfl(Ctx& c, Warp& w, const Instr& i, u32 exec) {
     const i32 control = w.bad[i.ops[3]] | w.bad[i.ops[4]];
     if (u32(control) & exec) { report(c, UNINIT_OPERAND, pc_of(c, i), thread_of(w, first_lane(u32(control) & exec))); return fatal(c, w); }
     u32 a[32]; u8 invalid[32]; u32 in_range = 0, bad = 0;
@@ -39,19 +38,19 @@ VG_ON("shfl", {
     each(exec, row<u32>(w, i.ops[0]), [&](int l) { return out[l]; });
     settle_exact(w, i.ops[0], exec, bad, 4, [&](int l) { return u32(invalid[l]); });
     set_pred(w, i.ops[1], exec, in_range, 0);
-})
+}
+VG_ON("shfl", by_members(c, w, i, exec, i.ops[5], [&](u32 group) { op_shfl(c, w, i, group); });)
 
 // vote: ops d, a, mask; p0: 0 all, 1 any, 2 uni, 3 ballot; p1 = a is negated
-VG_ON("vote", {
-    if (!members(c, w, i, exec, i.ops[2])) return;
+inline void op_vote(Ctx& c, Warp& w, const Instr& i, u32 exec) {
     const u32 a = (i.p[1] ? ~pred(w, i.ops[1]) : pred(w, i.ops[1])) & exec, bad = w.bad[i.ops[1]] & exec ? FULL : 0;
     if (i.p[0] == 3) { each(exec, row<u32>(w, i.ops[0]), [=](int) { return a; }); settle(w, i.ops[0], exec, bad); return; }
     const bool r = i.p[0] == 0 ? a == exec : i.p[0] == 1 ? a != 0 : a == exec || !a;
     set_pred(w, i.ops[0], exec, r ? FULL : 0, bad);
-})
+}
+VG_ON("vote", by_members(c, w, i, exec, i.ops[2], [&](u32 group) { op_vote(c, w, i, group); });)
 // match: ops d, p, a, mask; p0 = 1 for all; p1 = bytes
-VG_ON("match", {
-    if (!members(c, w, i, exec, i.ops[3])) return;
+inline void op_match(Ctx& c, Warp& w, const Instr& i, u32 exec) {
     u64 v[32];
     for (int l = 0; l < 32; ++l) v[l] = i.p[1] == 8 ? row<u64>(w, i.ops[2])[l] : row<u32>(w, i.ops[2])[l];
     const u32 bad = w.bad[i.ops[2]] & exec ? FULL : 0;
@@ -62,10 +61,10 @@ VG_ON("match", {
     each(exec, row<u32>(w, i.ops[0]), [&](int l) { return i.p[0] ? (same ? exec : 0u) : equal[l]; });
     settle(w, i.ops[0], exec, bad);
     set_pred(w, i.ops[1], exec, same ? FULL : 0, bad);
-})
+}
+VG_ON("match", by_members(c, w, i, exec, i.ops[3], [&](u32 group) { op_match(c, w, i, group); });)
 // redux: ops d, a, mask; p0: 0 add, 1 min, 2 max, 3 and, 4 or, 5 xor; p1: 0 unsigned, 1 signed, 2 f32; p2 flags
-VG_ON("redux", {
-    if (!members(c, w, i, exec, i.ops[2])) return;
+inline void op_redux(Ctx& c, Warp& w, const Instr& i, u32 exec) {
     const u32* a = row<u32>(w, i.ops[1]);
     const u32 bad = w.bad[i.ops[1]] & exec ? FULL : 0;
     u32 r = a[first_lane(exec)];
@@ -88,15 +87,16 @@ VG_ON("redux", {
     }
     each(exec, row<u32>(w, i.ops[0]), [=](int) { return r; });
     settle(w, i.ops[0], exec, bad);
-})
+}
+VG_ON("redux", by_members(c, w, i, exec, i.ops[2], [&](u32 group) { op_redux(c, w, i, group); });)
 // elect: ops d, p, mask
-VG_ON("elect", {
-    if (!members(c, w, i, exec, i.ops[2])) return;
+inline void op_elect(Ctx& c, Warp& w, const Instr& i, u32 exec) {
     const i32 leader = first_lane(exec);
     each(exec, row<u32>(w, i.ops[0]), [=](int) { return u32(leader); });
     w.bad[i.ops[0]] &= ~exec;
     set_pred(w, i.ops[1], exec, 1u << leader, 0);
-})
+}
+VG_ON("elect", by_members(c, w, i, exec, i.ops[2], [&](u32 group) { op_elect(c, w, i, group); });)
 VG_ON("activemask", { each(exec, row<u32>(w, i.ops[0]), [=](int) { return exec; }); w.bad[i.ops[0]] &= ~exec; })
 // Time is the number of instructions that the warp has executed; it means nothing else.
 VG_ON("clock.b32", { const u32 t = u32(w.executed); each(exec, row<u32>(w, i.ops[0]), [=](int) { return t; }); w.bad[i.ops[0]] &= ~exec; })
