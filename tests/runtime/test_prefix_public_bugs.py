@@ -139,7 +139,7 @@ def match_everything(self: PrefixCache, tokens: Any, *namespace: Any) -> Any:
 
 def round_up(self: PrefixCache, lease: Any, tokens: Any, blocks: Any) -> Any:
     missing = -len(tokens) % BLOCK_SIZE
-    more = self._allocator.allocate(1) if missing else np.empty(0, np.int64)
+    more = self.allocator.allocate(1) if missing else np.empty(0, np.int64)
     return extend(self, lease, np.append(tokens, [0] * missing), np.append(blocks, more))
 
 
