@@ -186,7 +186,8 @@ class KVLedger:
         Args:
             reads: see `BlockAllocator.begin_step`.
         """
-        if not self._copies or (copies := self.next_copies) is None:
+        copies = self.next_copies
+        if copies is None:
             return self.allocator.begin_step(reads), None
         sources = copies[:, 0].copy()
         step = self.allocator.begin_step(None if reads is None else np.concatenate((reads, sources)))
