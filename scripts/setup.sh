@@ -110,7 +110,9 @@ has_compiler() {
 }
 
 install_dependencies() {
-    # Most of what is installed is never imported: compiling 13,000 files takes longer than unpacking them.
+    # Most of what is installed is never imported: compiling 13,000 files takes longer than unpacking them. What every
+    # command imports is compiled at the end, also where the environment forbids it (containers often do): else each
+    # process would compile torch anew, 2 s each.
     local extras="$1" pip=("$venv/bin/python" -m pip --disable-pip-version-check install --no-compile --progress-bar off)
     : >"$log"
     printf 'setup: installing the dependencies of requirements.lock (the first time this takes some minutes)\n'
@@ -120,6 +122,8 @@ install_dependencies() {
         with_progress "installing extras $extras" "${pip[@]}" -c requirements.lock --no-build-isolation --editable ".[$extras]"
     fi
     with_progress "checking" "$venv/bin/python" -m pip --disable-pip-version-check check
+    with_progress "compiling what is imported" env -u PYTHONDONTWRITEBYTECODE "$venv/bin/python" -c \
+        "import pagedtune.tuner.cli, pagedtune.tuner.report, triton.compiler, pytest, hypothesis"
 }
 
 is_current() {

@@ -19,7 +19,6 @@ from .cli_bench import bench_command
 from .cli_options import DEFAULT_RESULTS, DeviceOption, ResultsOption, latest_device, results_of
 from .compare import DEFAULT_THRESHOLD, Change, Comparison, Outcome, compare, load_set, ratio_bounds
 from .errors import UsageError
-from .report import make_report, write_report
 from .tables import console_for
 
 MAX_ROWS = 30
@@ -43,6 +42,8 @@ def report_command(device: DeviceOption = None, results: ResultsOption = DEFAULT
     folder, records = results_of(results, device)
     options = [] if results == DEFAULT_RESULTS else ["--results", str(results)]
     command = shlex.join(["pagedtune", "report", "--device", folder.name, *options])
+    from .report import make_report, write_report  # pandas and matplotlib: no other command should wait for them
+
     report = make_report(records, latest_device(records), command)
     try:
         path = write_report(report, folder)
