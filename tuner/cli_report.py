@@ -39,11 +39,11 @@ def report_command(device: DeviceOption = None, results: ResultsOption = DEFAULT
 
     Example: pagedtune report --results results
     """
+    from .report import make_report, write_report  # pandas and matplotlib: no other command should wait for them
+
     folder, records = results_of(results, device)
     options = [] if results == DEFAULT_RESULTS else ["--results", str(results)]
     command = shlex.join(["pagedtune", "report", "--device", folder.name, *options])
-    from .report import make_report, write_report  # pandas and matplotlib: no other command should wait for them
-
     report = make_report(records, latest_device(records), command)
     try:
         path = write_report(report, folder)
